@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from models.errors import BadData
 from models.training.kept import Kept
-from models.training.tables import PairTable, Rows
+from models.training.tables import PairTable
+from models.training.texts import Rows
 
 Embeddings = NDArray[np.float32] | Kept
 

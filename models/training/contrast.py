@@ -21,7 +21,7 @@ from models.training.losses import Contrasted, LexicalTeacher, Objective, with_h
 from models.training.monitor import DevSets
 from models.training.passes import Passes, Reading, TokenTable, on_device, packs, take
 from models.training.stages import Contrast
-from models.training.tables import Rows, Texts
+from models.training.texts import Rows, Texts
 from models.training.vectors import Reader, fit_projection, read_once
 from models.training.work import Work, read_table
 

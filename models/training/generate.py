@@ -23,7 +23,8 @@ from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
 from models.training.passes import TokenTable, autocast, chunks_of
 from models.training.stages import Generate
-from models.training.tables import PairTable, Rows, shared
+from models.training.tables import PairTable, shared
+from models.training.texts import Rows
 from models.training.work import Work
 
 

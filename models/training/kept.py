@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from models.encoder.packed.joined import side_by_side
 from models.encoder.spec import Side
-from models.training.tables import Rows, Texts
+from models.training.texts import Rows, Texts
 
 Half = NDArray[np.float16]
 KEYS, VECTORS = ".keys", ".f16"

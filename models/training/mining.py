@@ -21,7 +21,8 @@ from models.training.passes import take
 from models.training.ranks import Ranks
 from models.training.rows import as_pairs, sampled
 from models.training.stages import Mine
-from models.training.tables import SCRATCH, PairTable, Rows, Texts, shared
+from models.training.tables import SCRATCH, PairTable, shared
+from models.training.texts import Rows, Texts
 from models.training.vectors import read_once
 
 QUERIES_AT_ONCE = 1024

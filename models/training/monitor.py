@@ -23,7 +23,7 @@ from models.lexical import Ranking
 from models.progress import Progress
 from models.training.ranks import Ranks
 from models.training.recipe import Dev
-from models.training.tables import Texts
+from models.training.texts import Texts
 
 LOG_FILE, CURVES_FILE = "log.jsonl", "curves.png"
 LOG_EVERY = 10

@@ -25,7 +25,7 @@ from models.progress import Progress
 from models.training.kept import Kept
 from models.training.packed import can_pack, read_packed
 from models.training.ranks import Ranks
-from models.training.tables import Rows, Texts, map_file
+from models.training.texts import Rows, Texts, map_file
 
 Padded = tuple[Tensor, Tensor]
 """Ids and attention mask, both (texts, longest)."""

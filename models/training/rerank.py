@@ -25,7 +25,8 @@ from models.training.losses import distillation
 from models.training.monitor import DevSets
 from models.training.passes import PARTS, Padded, TokenTable, autocast, chunks_of, on_device, take
 from models.training.stages import Rerank
-from models.training.tables import Ragged, Rows
+from models.training.tables import Ragged
+from models.training.texts import Rows
 from models.training.vectors import read_once
 from models.training.work import Work, read_table
 

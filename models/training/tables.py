@@ -1,4 +1,4 @@
-"""Stores training texts and pairs as memory-mapped tables that all processes share.
+"""Stores pairs of training texts as memory-mapped tables that all processes share.
 
 A process holds the row numbers of a batch and the texts that it asks for, whatever the size of the corpus. The first
 rank writes the files of a stage; the others map them. Tables that are given no folder stay in memory.
@@ -9,25 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from io import BytesIO
-from itertools import repeat
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from models.encoder.spec import EncoderSpec, Side
+from models.encoder.spec import Side
 from models.errors import BadData
 from models.rows import Pair
 from models.training.ranks import Ranks
+from models.training.texts import Coded, Column, Rows, Strings, Texts, map_file
 
-Rows = NDArray[np.int64]
 LISTS = ("positives", "negatives", "hypothetical", "answers")
 META, SCRATCH = "table.json", "texts"
 
@@ -69,77 +66,6 @@ class Ragged:
         return owners, self.values[self.starts[rows][owners] + within]
 
 
-class Strings(Sequence[str]):
-    """Texts by row, decoded from one buffer when they are asked for."""
-
-    def __init__(self, file: str, buffer: NDArray[np.uint8], starts: Rows, sizes: Rows) -> None:
-        self.file, self.buffer, self.starts, self.sizes = file, buffer, starts, sizes
-        self._bytes = buffer.data
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-    def __getitem__(self, row: int | slice) -> str | list[str]:
-        if isinstance(row, slice):
-            return list(self.take(row))
-        return self._text(int(self.starts[row]), int(self.sizes[row]))
-
-    def __iter__(self) -> Iterator[str]:
-        # Several times as fast as asking for one after the other: there may be millions.
-        return map(self._text, self.starts.tolist(), self.sizes.tolist())
-
-    def _text(self, start: int, size: int) -> str:
-        return str(self._bytes[start : start + size], "utf-8", "surrogatepass")
-
-    def groups(self) -> Rows:
-        """Returns a number for each text, the same for equal texts."""
-        keys = b"".join(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in self)
-        groups: Rows = np.unique(np.frombuffer(keys, np.uint64), return_inverse=True)[1]
-        return groups
-
-    def take(self, rows: Rows | slice) -> Strings:
-        return Strings(self.file, self.buffer, self.starts[rows], self.sizes[rows])
-
-
-class _Column:
-    """Collects texts; equal texts become one row, and rows are numbered by their first occurrence."""
-
-    def __init__(self, folder: Path | None, file: str) -> None:
-        self._path, self.file = folder / file if folder else None, file
-        self._buffer: BinaryIO = self._path.open("wb") if self._path else BytesIO()
-        self._sizes, self._digests = array("q"), bytearray()
-
-    def add(self, text: str, kind: int = 0) -> None:
-        """Adds one occurrence; texts of different kinds are never equal."""
-        raw = text.encode("utf-8", "surrogatepass")
-        self._buffer.write(raw)
-        self._sizes.append(len(raw))
-        self._digests += blake2b(raw, digest_size=16, salt=kind.to_bytes(8, "little")).digest()
-
-    def finish(self) -> tuple[Strings, Rows, Rows]:
-        """Returns the texts, the row of each occurrence, and the first occurrence of each row."""
-        sizes = np.array(self._sizes, dtype=np.int64)
-        keys = np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2)
-        order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: the first of equal keys is the first occurrence
-        new = np.ones(len(order), dtype=bool)
-        new[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
-        firsts = np.sort(order[new])
-        rows = np.empty(len(order), dtype=np.int64)
-        rows[order] = np.searchsorted(firsts, order[new])[np.cumsum(new) - 1]
-        starts = (np.cumsum(sizes) - sizes)[firsts]
-        in_memory = self._buffer.getvalue() if isinstance(self._buffer, BytesIO) else b""
-        buffer = map_file(self._path, np.uint8) if self._path else np.frombuffer(in_memory, np.uint8)
-        return Strings(self.file, buffer, starts, sizes[firsts]), rows, firsts
-
-    def close(self) -> None:
-        if self._path:
-            self._buffer.close()
-
-
 class _Groups:
     """Collects the name of each row."""
 
@@ -159,73 +85,6 @@ class _Groups:
         codes = codes if chosen is None else codes[chosen]
         found = {name: np.flatnonzero(codes == code) for name, code in self._names.items()}
         return {name: rows for name, rows in found.items() if len(rows)}
-
-
-class _Coded(Sequence[str | None]):
-    """A few different values, by a code for each row."""
-
-    def __init__(self, values: list[str | None], codes: Rows) -> None:
-        self.values, self.codes = values, codes
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @overload
-    def __getitem__(self, row: int) -> str | None: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[str | None]: ...
-    def __getitem__(self, row: int | slice) -> str | list[str | None] | None:
-        if isinstance(row, slice):
-            return [self.values[code] for code in self.codes[row].tolist()]
-        return self.values[int(self.codes[row])]
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Texts of one side, each once; `instructions` may replace the encoder's own instruction for queries."""
-
-    side: Side
-    texts: Sequence[str]
-    instructions: Sequence[str | None] | None = None
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    @cached_property
-    def keys(self) -> NDArray[np.uint64]:
-        """A hash of each text with its instruction; once, for there may be millions."""
-        found, given = bytearray(), repeat(None, len(self)) if self.instructions is None else self.instructions
-        for instruction, text in zip(given, self.texts, strict=True):
-            parts = [part.encode("utf-8", "surrogatepass") for part in (instruction or "", text)]
-            # The length keeps two pairs apart that join to the same bytes; no instruction is not an empty one.
-            before = b"%d %d " % (instruction is None, len(parts[0]))
-            found += blake2b(before + parts[0] + parts[1], digest_size=8).digest()
-        return np.frombuffer(bytes(found), np.uint64)
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash of all texts and instructions in their order."""
-        return blake2b(self.keys.tobytes(), digest_size=12).hexdigest()
-
-    def as_read_by(self, spec: EncoderSpec | None, rows: slice) -> Sequence[str]:
-        """Returns the texts with their instructions; a reranker has no encoder spec and reads them unchanged."""
-        texts = self.texts[rows]
-        if spec is None:
-            return texts
-        own = spec.instruction(self.side)
-        if self.instructions is None:
-            return [own + text for text in texts]
-        given = zip(self.instructions[rows], texts, strict=True)
-        return [(own if instruction is None else spec.prompt(instruction)) + text for instruction, text in given]
-
-    def take(self, rows: Rows) -> Texts:
-        given: Sequence[str | None] | None = self.instructions
-        if given is not None:
-            given = (
-                _Coded(given.values, given.codes[rows]) if isinstance(given, _Coded) else [given[row] for row in rows]
-            )
-        texts = self.texts.take(rows) if isinstance(self.texts, Strings) else [self.texts[row] for row in rows]
-        return Texts(self.side, texts, given)
 
 
 @dataclass(frozen=True)
@@ -272,7 +131,7 @@ class PairTable:
         instructions: dict[str | None, int] = {}
         codes, sizes = array("q"), array("q")
         sources, beside = _Groups(), _Groups()
-        with closing(_Column(folder, "queries.txt")) as asked, closing(_Column(folder, "documents.txt")) as answering:
+        with closing(Column(folder, "queries.txt")) as asked, closing(Column(folder, "documents.txt")) as answering:
             for pair in pairs:
                 codes.append(instructions.setdefault(pair.instruction, len(instructions)))
                 asked.add(pair.query, codes[-1])
@@ -299,7 +158,7 @@ class PairTable:
         starts = np.searchsorted(known, np.arange(len(queries) + 1) * len(documents))
         of_text = Ragged(starts, known % len(documents))
         answers = Ragged.cut(of_text.sizes(asking), of_text.gather(asking)[1])
-        given = _Coded(list(instructions), np.array(codes)[firsts]) if set(instructions) != {None} else None
+        given = Coded(list(instructions), np.array(codes)[firsts]) if set(instructions) != {None} else None
         asks, answers_with = Texts(Side.QUERY, queries, given), Texts(Side.DOCUMENT, documents)
         found = {name: np.unique(others[own]) for name, own in beside.rows().items()}
         lists = (positives, negatives, hypothetical, answers)
@@ -309,7 +168,7 @@ class PairTable:
     def of_texts(cls, texts: Iterable[tuple[str, str]], folder: Path | None = None) -> PairTable:
         """Makes each text a query whose document is itself; a text belongs to the source that it came from first."""
         sources = _Groups()
-        with closing(_Column(folder, "documents.txt")) as column:
+        with closing(Column(folder, "documents.txt")) as column:
             for text, source in texts:
                 column.add(text)
                 sources.add(source)
@@ -343,7 +202,7 @@ class PairTable:
             assert isinstance(texts, Strings)
             meta[side.side] = texts.file
             arrays |= {f"{side.side}-starts": texts.starts, f"{side.side}-sizes": texts.sizes}
-            if isinstance(given, _Coded):
+            if isinstance(given, Coded):
                 meta["instructions"], arrays["instructions"] = given.values, given.codes
         for name in LISTS:
             part = getattr(self, name)
@@ -363,7 +222,7 @@ class PairTable:
             rows: Rows = np.load(folder / f"{name}.npy", mmap_mode="r")
             return rows
 
-        given = _Coded(meta["instructions"], read("instructions")) if "instructions" in meta else None
+        given = Coded(meta["instructions"], read("instructions")) if "instructions" in meta else None
         queries, documents = (
             Strings(meta[s], map_file(folder / meta[s], np.uint8), read(f"{s}-starts"), read(f"{s}-sizes"))
             for s in ("query", "document")
@@ -385,8 +244,3 @@ def shared(folder: Path, ranks: Ranks, build: Callable[[], PairTable]) -> PairTa
         build().save(folder)
     ranks.wait()
     return PairTable.load(folder)
-
-
-def map_file(path: Path, dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's own
-    """Returns a file as an array; an empty one cannot be mapped."""
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)

@@ -22,7 +22,7 @@ from models.training.encoders import EncoderStore
 from models.training.kept import KEYS, Kept, Shelf, allocate
 from models.training.passes import TokenTable, autocast, take
 from models.training.ranks import Ranks
-from models.training.tables import Rows, Texts
+from models.training.texts import Rows, Texts
 
 READ_TOKENS = 32768
 # Compiling takes half a minute on an H200: fewer tokens would not win it back.

@@ -12,7 +12,7 @@ from models.training.losses import info_nce, similarities
 from models.training.packed import can_pack
 from models.training.passes import Passes, Reading, TokenTable, graphs_kept
 from models.training.ranks import Ranks
-from models.training.tables import Texts
+from models.training.texts import Texts
 from tests.support.toy_training import DOCUMENTS, QUERIES, toy_encoder
 
 ONE = Ranks(0, 1, torch.device("cpu"))

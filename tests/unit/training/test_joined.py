@@ -24,7 +24,7 @@ from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
 from models.training.shapes import check
-from models.training.tables import Texts
+from models.training.texts import Texts
 from models.training.vectors import Reader, fit_projection, read_once
 from tests.support.toy_training import DOCUMENTS, toy_encoder, write_start
 

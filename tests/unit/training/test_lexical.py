@@ -8,7 +8,7 @@ from models.encoder.tokenizer import Tokenizer
 from models.training.losses import LexicalTeacher, stretch
 from models.training.passes import TokenTable
 from models.training.ranks import Ranks
-from models.training.tables import Texts
+from models.training.texts import Texts
 from tests.support.tiny_models import tiny_spec
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")

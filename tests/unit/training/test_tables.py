@@ -12,7 +12,8 @@ from models.errors import BadData
 from models.rows import Pair
 from models.training.passes import TokenTable, chunks_of
 from models.training.ranks import Ranks
-from models.training.tables import PairTable, Ragged, Strings, Texts
+from models.training.tables import PairTable, Ragged
+from models.training.texts import Strings, Texts
 from tests.support.tiny_models import tiny_spec
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")

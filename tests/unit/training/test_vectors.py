@@ -11,7 +11,7 @@ from models.encoder.torch import Projection, TorchEncoder
 from models.training.kept import Kept, Shelf
 from models.training.passes import TokenTable, take
 from models.training.ranks import Ranks
-from models.training.tables import Texts
+from models.training.texts import Texts
 from models.training.vectors import Reader
 from tests.support.toy_training import DOCUMENTS, toy_encoder
 
