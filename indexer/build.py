@@ -13,9 +13,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from indexer.checks import FLOOR, Changes, changes_since_published, choose_depth, recall_queries
-from indexer.corpus import Document, FieldMap, LogChanges, Rejects, read_corpus
+from indexer.corpus import Document, FieldMap, Rejects, read_corpus
 from indexer.encode import Encoder, EncodeShards, Work, checked, chunked, content_hashes, embed, encode_here
 from indexer.errors import BadBuild
+from indexer.log_changes import LogChanges
 from indexer.passages import Budget, Cutter, passage_texts
 from indexer.store.arrays import Array, Rows
 from indexer.store.collection import Collection
