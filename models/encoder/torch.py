@@ -42,6 +42,7 @@ PROJECTION_FILE = "projection.safetensors"
 ADAPTER_FOLDER = "adapter"
 # In an adapter's folder: which weights it was trained on.
 BASE_FILE = "base.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", f"{ADAPTER_FOLDER}/adapter_*.*")
 
 
@@ -274,6 +275,12 @@ def merge_adapter(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:
         raise BadEncoder(f"{adapter}: not an adapter of this backbone; save it by peft's save_pretrained") from error
     merged: PreTrainedModel = adapted.merge_and_unload()
     return merged
+
+
+def published_dtype(config: PretrainedConfig) -> torch.dtype:
+    """Returns the numbers in which the checkpoint was published."""
+    stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    return DTYPES.get(stated, torch.float32)
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -19,10 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import (
     AutoModel,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
 )
 
 from models.encoder.folder import (
@@ -37,38 +34,29 @@ from models.encoder.folder import (
 )
 from models.encoder.gguf import unpack_gguf
 from models.encoder.packed import joined
-from models.encoder.pairs import RerankerSpec, is_reranker
+from models.encoder.pairs import is_reranker
 from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of
 from models.encoder.staging import staging
-from models.encoder.torch import BASE_FILE, PROJECTION_FILE, Projection, TorchEncoder, merge_adapter, weights_digest
-from models.encoder.torch_reranker import TorchReranker, is_sequence_classifier, require_reranker
+from models.encoder.torch import (
+    BASE_FILE,
+    PROJECTION_FILE,
+    Projection,
+    TorchEncoder,
+    merge_adapter,
+    published_dtype,
+    weights_digest,
+)
+from models.encoder.torch_reranker import is_sequence_classifier
 from models.errors import BadEncoder, ParityError
-from models.export.parity import AT_ONCE, CHECK_TEXTS, Vectors, check_pairs, row_cosines
+from models.export.parity import AT_ONCE, CHECK_TEXTS, Vectors, row_cosines
+from models.importing.given import Given
+from models.importing.reranker import ImportedReranker, import_reranker
 
 # The least cosine of any check text to the reference library's vector. Sums in another order cost 1e-6 in fp32; bf16
 # weights, which both sides compute in fp32, cost nothing more.
 FLOOR = 0.999
-# The most that a score may differ from transformers', in their standard deviations: sums in another order.
-CEILING = 0.01
 # Files of a hub's repository that an encoder may need: never code, never weights of other libraries.
 HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "pytorch_model*.bin")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What the caller says about a checkpoint; None: what the checkpoint says of itself."""
-
-    space: str | None = None
-    pooling: Pooling | None = None
-    dim: int | None = None
-    max_length: int | None = None
-    query_instruction: str | None = None
-    document_instruction: str | None = None
-    adapter: Path | None = None
-    """What `care train` wrote beside an encoder that it trained by LoRA; its encoder.json says how it is used."""
-    beside: str | None = None
-    """The checkpoint of the second encoder, if the adapter's documents were read by two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +73,6 @@ class Imported:
     texts_per_second: float
     similarity: str
     """How the checkpoint's vectors are compared if their lengths, which are 1 here, count there; else empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedReranker:
-    """A reranker folder that was written, and the largest difference of its scores from transformers'."""
-
-    folder: Path
-    spec: RerankerSpec
-    parameters: int
-    weight_bytes: int
-    pairs: int
-    difference: float
 
 
 def import_encoder(source: str, target: Path, given: Given) -> list[Imported] | ImportedReranker:
@@ -116,7 +92,7 @@ def import_encoder(source: str, target: Path, given: Given) -> list[Imported] | 
         name = given.space or _space(source)
         staged = work / "staged"
         if (folder / CONFIG_FILE).is_file() and is_sequence_classifier(folder):
-            reranker = _import_reranker(folder, staged, target, given)
+            reranker = import_reranker(folder, staged, target, given)
             staged.rename(target)
             return reranker
         towers = router_towers(folder, work)
@@ -137,7 +113,7 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     )
     names = ("query_instruction", "document_instruction")
     spec = spec.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
-    encoder = TorchEncoder.load(source, spec, dtype=_dtype(config))
+    encoder = TorchEncoder.load(source, spec, dtype=published_dtype(config))
     staged.mkdir(parents=True)
     encoder.save(staged)
     encoder = TorchEncoder.load(staged).float()
@@ -267,12 +243,6 @@ def _space(source: str) -> str:
     return path.name.removesuffix(".gguf") if path.exists() else source.rsplit("/", 1)[-1]
 
 
-def _dtype(config: PretrainedConfig) -> torch.dtype:
-    """Returns the numbers in which the checkpoint was published."""
-    stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    return DTYPES.get(stated, torch.float32)
-
-
 def _reference(source: Path, spec: EncoderSpec, sides: Sequence[Side]) -> tuple[str, dict[Side, Vectors]]:
     """Encodes by the checkpoint's own library: sentence-transformers if it is one of its folders."""
     prompts = {side: spec.instruction(side) for side in sides}
@@ -342,51 +312,3 @@ def _flat(folder: Path, root: Path, modules: Sequence[SentenceModule], target: P
         if (folder / name).is_file() and not (target / name).exists():
             shutil.copyfile(folder / name, target / name)
     return target
-
-
-def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> ImportedReranker:
-    """Writes the folder `staged`, which will lie at `final`, and compares its scores with transformers'."""
-    for name in ("space", "pooling", "dim", "query_instruction", "document_instruction", "adapter"):
-        if getattr(given, name) is not None:
-            flag = name.replace("_", "-")
-            raise BadEncoder(f"--{flag}: {source} is a cross-encoder, which gives scores and no vectors; leave it out")
-    dtype = _dtype(require_reranker(source))
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
-    typed = "token_type_ids" in tokenizer.model_input_names
-    TorchReranker.load(source, dtype=dtype, max_length=given.max_length, token_types=typed).save(staged)
-    reranker = TorchReranker.load(staged).float()
-    half = reranker.spec.max_length // 2
-    # transformers cuts the document alone; a query that we would cut as well cannot be compared.
-    pairs = [pair for pair in check_pairs() if len(reranker.tokenizer.query(pair[0])) < half]
-    found = reranker.score([reranker.tokenizer.pairs(query, [document])[0] for query, document in pairs])
-    expected = _transformers_scores(source, tokenizer, pairs, reranker.spec.max_length)
-    difference = float(np.abs(found - expected).max() / max(float(expected.std()), 1e-6))
-    # Written so that NaN, which compares false with everything, is refused too.
-    if not difference <= CEILING:
-        raise ParityError(
-            f"{source}: scores differ from transformers' by up to {difference:.4f} of their deviation (at most "
-            f"{CEILING}); its tokenizer may join pairs in a way of its own, which is not supported"
-        )
-    return ImportedReranker(
-        folder=final,
-        spec=RerankerSpec.load(staged),
-        parameters=sum(parameter.numel() for parameter in reranker.parameters()),
-        weight_bytes=sum(path.stat().st_size for path in staged.glob("*.safetensors")),
-        pairs=len(pairs),
-        difference=difference,
-    )
-
-
-@torch.inference_mode()
-def _transformers_scores(
-    source: Path, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]], max_length: int
-) -> Vectors:
-    """Scores by transformers' own tokenizer and model, one pair at a time."""
-    model = AutoModelForSequenceClassification.from_pretrained(
-        source, local_files_only=True, dtype=torch.float32, config=read_config(source), weights_only=True
-    ).eval()
-    scores = []
-    for query, document in pairs:
-        inputs = tokenizer(query, document, truncation="only_second", max_length=max_length, return_tensors="pt")
-        scores.append(float(model(**inputs).logits[0, 0]))
-    return np.array(scores, dtype=np.float32)

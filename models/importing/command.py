@@ -97,7 +97,8 @@ def _import(arguments: Namespace) -> None:
     for name in (name for name in told if getattr(arguments, name)):
         flag = name.replace("_", "-")
         raise BadEncoder(f"--{flag} is for a server; {arguments.source} is not an address (https://host/v1)")
-    from models.importing.checkpoint import Given, import_encoder
+    from models.importing.checkpoint import import_encoder
+    from models.importing.given import Given
 
     given = Given(**{field.name: getattr(arguments, field.name) for field in fields(Given)})
     print(f"reading {arguments.source} …", file=sys.stderr, flush=True)

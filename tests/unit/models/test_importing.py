@@ -25,10 +25,11 @@ from models.encoder.torch import Projection, TorchEncoder, weights_digest
 from models.errors import BadEncoder, ParityError, SpaceMismatch
 from models.export.parity import CHECK_TEXTS
 from models.importing import checkpoint
-from models.importing.checkpoint import Given, import_encoder
+from models.importing.checkpoint import import_encoder
+from models.importing.given import Given
 from models.importing.pairs import compare
 from models.importing.router import write_router
-from models.training.encoders import add_adapters, save_adapter
+from models.training.adapters import add_adapters, save_adapter
 from models.training.recipe import Lora
 from tests.support.tiny_models import WIDTH, tiny_encoder, write_checkpoint
 from tests.support.toy_training import write_gguf

@@ -19,7 +19,9 @@ from models.errors import BadEncoder, ExportError, ParityError
 from models.export.parity import check_pairs
 from models.export.pipeline import export
 from models.export.reranker import FLOORS, Floor, export_reranker
-from models.importing.checkpoint import Given, ImportedReranker, import_encoder
+from models.importing.checkpoint import import_encoder
+from models.importing.given import Given
+from models.importing.reranker import ImportedReranker
 from tests.support.tiny_models import write_checkpoint, write_cross_encoder
 
 ARCHITECTURES = ("bert", "xlm-roberta")
