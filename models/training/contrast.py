@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from models.encoder.spec import Side
+from models.training.adapters import blend, trained_weights
 from models.training.batches import Batch
-from models.training.encoders import EncoderStore, blend, trained_weights
+from models.training.encoders import EncoderStore
 from models.training.kept import Kept
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
 from models.training.monitor import DevSets

@@ -7,15 +7,13 @@ base. Writing it merges adapters into the weights that they were trained on.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from models.encoder.folder import infer_spec, read_config
@@ -30,19 +28,19 @@ from models.encoder.spec import (
     Side,
     sha256_of,
 )
-from models.encoder.torch import BASE_FILE, PROJECTION_FILE, Projection, TorchEncoder, not_finite, weights_digest
+from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, not_finite, weights_digest
 from models.encoder.torch_generator import TorchGenerator
 from models.encoder.torch_reranker import TorchReranker
 from models.errors import BadEncoder
 from models.evaluation.benchmarks import wording
 from models.export.parity import CHECK_TEXTS
+from models.training.adapters import Adaptable, add_adapters, restore_trained, save_adapter, trained_weights
 from models.training.int8 import quantize_base
 from models.training.ranks import Ranks
-from models.training.recipe import Encoder, Lora, Recipe
+from models.training.recipe import Encoder, Recipe
 from models.training.shapes import fresh_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Adaptable = TorchEncoder | TorchGenerator
 Trainable = Adaptable | TorchReranker
 # Weights, also of dense layers and adapters in folders below; configurations; vocabularies.
 DECIDING = {".safetensors", ".bin", ".json", ".txt", ".model"}
@@ -194,11 +192,11 @@ class EncoderStore:
             add_adapters(plain, lora)
             restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
             plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
-            require_finite(name, plain)
+            _require_sound(name, plain)
             save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"), base)
             encoder = plain
         else:
-            require_finite(name, encoder)
+            _require_sound(name, encoder)
         _save(encoder, folder)
 
     def fold(self, name: str, folder: Path) -> joined.Matrix:
@@ -266,48 +264,13 @@ def _save(encoder: Trainable, folder: Path) -> None:
     fresh.rename(folder)
 
 
-def require_finite(name: str, encoder: Trainable) -> None:
+def _require_sound(name: str, encoder: Trainable) -> None:
     """Refuses an encoder that training has ruined: weights, or the vectors that large ones give, are not finite."""
     wrong = not_finite(encoder)
     if wrong is None and isinstance(encoder, TorchEncoder):
         wrong = None if np.isfinite(encoder.encode(CHECK_TEXTS[:1], Side.QUERY)).all() else "a vector"
     if wrong is not None:
         raise BadEncoder(f"{name}: {wrong} is not finite after training: try a lower learning rate, in another --out")
-
-
-def save_adapter(encoder: Adaptable, folder: Path, base: Mapping[str, str]) -> None:
-    """Writes the adapters as peft does; for care encoder import also the projection and how an encoder is used.
-
-    `base` is the name of the weights that the adapters were trained on, and their digest.
-    """
-    encoder.backbone.save_pretrained(folder)
-    path = folder / "adapter_config.json"
-    facts = json.loads(path.read_text(encoding="utf-8"))
-    # peft writes where the start lay: a path of this machine.
-    path.write_text(json.dumps(facts | {"base_model_name_or_path": None}, indent=2), encoding="utf-8")
-    if isinstance(encoder, TorchGenerator):
-        return
-    if encoder.projection is not None:
-        encoder.projection.save(folder / PROJECTION_FILE)
-    (folder / BASE_FILE).write_text(json.dumps(base, indent=2), encoding="utf-8")
-    checksums = {
-        file.name: sha256_of(file) for file in (path, folder / BASE_FILE, *sorted(folder.glob("*.safetensors")))
-    }
-    encoder.spec.model_copy(update={"checksums": checksums}).save(folder)
-
-
-def add_adapters(encoder: Adaptable, lora: Lora) -> None:
-    """Adds low-rank adapters to the backbone; only they require gradients, in float32."""
-    from peft import LoraConfig, get_peft_model
-
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout)
-    try:
-        encoder.backbone = get_peft_model(encoder.backbone, config)  # type: ignore[assignment]
-    except ValueError as error:
-        there = {n.rpartition(".")[2] for n, m in encoder.backbone.named_modules() if isinstance(m, nn.Linear)}
-        known = ", ".join(sorted(there))
-        raise BadEncoder(f"lora.targets: {targets} are not layers of the backbone; it has {known}") from error
 
 
 def keep_layers(backbone: PreTrainedModel, layers: int) -> None:
@@ -330,26 +293,6 @@ def set_dropout(backbone: nn.Module, share: float) -> None:
         for name in ("attention_dropout", "dropout_prob"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, share)
-
-
-def trained_weights(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
-
-
-@torch.no_grad()
-def restore_trained(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Puts weights back by name; every one must have a place."""
-    own = dict(module.named_parameters())
-    for name, value in weights.items():
-        own[name].copy_(value)
-
-
-@torch.no_grad()
-def blend(encoder: nn.Module, start: Mapping[str, Tensor], share: float) -> None:
-    """Sets trained weights to share · trained + (1 - share) · start."""
-    for name, value in encoder.named_parameters():
-        if name in start:
-            value.lerp_(start[name].to(value), 1 - share)
 
 
 def describe(config: Encoder) -> str:

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from models.errors import CareError
+from models.training.adapters import restore_trained, trained_weights
 from models.training.contrast import OBJECTIVE
-from models.training.encoders import restore_trained, trained_weights
 from models.training.monitor import Watch
 from models.training.ranks import Ranks
 from models.training.stages import TrainedStage

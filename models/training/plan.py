@@ -25,7 +25,7 @@ from models.training.recipe import Encoder, Recipe
 from models.training.rows import as_pairs, as_texts
 from models.training.shapes import bare_model, check, is_decoder, shape_of
 from models.training.sources import MISSING, missing, weights
-from models.training.stages import (  # fmt: skip
+from models.training.stages import (
     Contrast,
     Data,
     Generate,

@@ -13,7 +13,8 @@ from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import EncoderSpec, Side, sha256_of
 from models.encoder.torch import TorchEncoder, weight_files, weights_digest
 from models.errors import BadEncoder
-from models.training.encoders import EncoderStore, blend, set_dropout, trained_weights
+from models.training.adapters import blend, trained_weights
+from models.training.encoders import EncoderStore, set_dropout
 from models.training.int8 import Int8Linear
 from models.training.ranks import Ranks
 from models.training.recipe import Encoder, Recipe
