@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.encoder.packed.kernels import send
 from models.errors import BadData
 from models.training.kept import Kept
 from models.training.tables import PairTable
@@ -45,8 +46,8 @@ class Batch:
         asked = np.searchsorted(queries, self.known[0][here])
         # Built where it is needed: of a large batch it is hundreds of megabytes.
         table = torch.zeros(len(queries), len(documents), dtype=torch.bool, device=device)
-        table[torch.from_numpy(asked).to(device), torch.from_numpy(found[here]).to(device)] = True
-        return table[torch.from_numpy(query_places).to(device)][:, torch.from_numpy(document_places).to(device)]
+        table[send(asked, device), send(found[here], device)] = True
+        return table[send(query_places, device)][:, send(document_places, device)]
 
     def others(self, device: torch.device) -> torch.Tensor:
         """(queries, documents): which documents are hard negatives of other queries alone."""
@@ -54,7 +55,7 @@ class Batch:
         table = torch.zeros(positives, len(self.documents), dtype=torch.bool, device=device)
         table[:, positives:] = True
         places = positives + np.searchsorted(self.documents[positives:], self.drawn[1])
-        table[torch.from_numpy(self.drawn[0]).to(device), torch.from_numpy(places).to(device)] = False
+        table[send(self.drawn[0], device), send(places, device)] = False
         return table
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.encoder.packed.kernels import send
 from models.encoder.spec import Side
 from models.training.adapters import blend, trained_weights
 from models.training.batches import Batch
@@ -46,7 +47,6 @@ class ContrastStage(Work):
         self.objective = Objective(stage.loss, recipe.dim_of(stage.query)).to(ranks.device)
         embeddings = self._kept[self._document, Side.DOCUMENT] if data.leaf else None
         self._dealer = self._deal(self._table, embeddings=embeddings)
-        self._dealt: dict[int, Batch] = {}
         uses_bm25 = stage.loss.distil > 0 and stage.loss.lexical_share > 0
         documents = self._tokens(stage.query, Side.DOCUMENT) if uses_bm25 else None
         self._lexical = None if documents is None else LexicalTeacher.fit(documents, seed=recipe.seed)
@@ -66,8 +66,8 @@ class ContrastStage(Work):
     def modules(self) -> dict[str, nn.Module]:
         return {**self.encoders, OBJECTIVE: self.objective}
 
-    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        stage, batch = self._stage, self._dealt.pop(step, None) or self._dealer.deal(step)
+    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float | Tensor]:
+        stage, batch = self._stage, self._dealer.deal(step)
         readings = {
             part: Reading(self.encoders[name], self._tokens(name, side), rows, self._packs[name])
             for part, (name, side) in self._parts().items()
@@ -80,11 +80,9 @@ class ContrastStage(Work):
         loss, terms = self.objective(self._contrasted(batch, readings))
         scale(loss).backward()  # type: ignore[no-untyped-call]
         passes.backward()
-        if step + 1 < self.steps:  # while the GPU works: reading the figures below waits for it
-            self._dealt[step + 1] = self._dealer.deal(step + 1)
-        facts = {name: float(value) for name, value in {"loss": loss.detach(), **terms}.items()}
+        facts: dict[str, float | Tensor] = {"loss": loss.detach(), **terms}
         if stage.loss.learnable:
-            facts["temperature"] = float(torch.as_tensor(self.objective.temperature).detach())
+            facts["temperature"] = torch.as_tensor(self.objective.temperature).detach()
         texts = len(batch.queries) + len(batch.documents)
         return facts | {"texts": texts, "tokens": passes.tokens * self._ranks.size}
 
@@ -121,7 +119,7 @@ class ContrastStage(Work):
         documents = vectors("documents", self._document, Side.DOCUMENT, batch.documents)
         if len(batch.hypothetical):
             imagined = vectors("hypothetical", query, Side.DOCUMENT, batch.hypothetical)
-            queries = with_hypothetical(queries, imagined, torch.from_numpy(batch.owners).to(device))
+            queries = with_hypothetical(queries, imagined, send(batch.owners, device))
         targets = teacher = lexical = None
         if settings.needs_targets:
             targets = take(self._vectors[self._teacher(), self._target_side()], batch.queries, device)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from models.errors import CareError
 from models.training.adapters import restore_trained, trained_weights
 from models.training.contrast import OBJECTIVE
-from models.training.monitor import Watch
+from models.training.monitor import LOG_EVERY, Watch
 from models.training.ranks import Ranks
 from models.training.stages import TrainedStage
 from models.training.work import Work
@@ -86,26 +87,27 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
             place = max(step, int(work.steps * progress.seconds / limit))
             share = schedule(place, work.steps, settings.warmup, settings.schedule)
             facts = _step(work, settings.clip, step, share, optimiser, scaler, ranks)
-            done = step + 1
-            # Half precision skips a step now and then, at a smaller scale each time; below 1 it has skipped them all.
-            if scaler.get_scale() < 1 if half else not math.isfinite(facts["gradient_norm"]):
-                raise CareError(
-                    f"{name}: the gradient of step {done} is not finite: try another precision or a lower learning "
-                    "rate, in another --out"
-                )
+            done, scale = step + 1, scaler.get_scale() if half else None
+            check = partial(_require_finite, facts["gradient_norm"], scale, f"{name}: the gradient of step {done}")
+            # A GPU lags behind until a figure of it is read. Done now and then, it never waits for what is done here.
+            if done % LOG_EVERY == 0 or half:
+                check()
             # Steps alone count: judging and writing take as long as they take, also when a run goes on.
             passed = 0.0 if settings.minutes is None else ranks.of_first(time.monotonic() - began)
             seconds = progress.seconds + passed
             steps = min(work.steps, max(done, math.ceil(done * limit / seconds))) if seconds else work.steps
+            ends, stopped = done == steps, ranks.any(bool(signals))
+            judged = judge is not None and (ends or done % judge.every == 0)
+            saved = ends or stopped or done % settings.checkpoint_every == 0
+            if judged or saved or done in settings.snapshots:
+                check()
             watch.step(done, steps, facts, lr=max(group["lr"] for group in optimiser.param_groups))
-            ends = done == steps
-            progress = replace(progress, step=done, seconds=seconds, scale=scaler.get_scale() if half else None)
-            if judge is not None and (done % judge.every == 0 or ends):
+            progress = replace(progress, step=done, seconds=seconds, scale=scale)
+            if judge is not None and judged:
                 progress = _judged(progress, judge, watch, ranks)
             if done in settings.snapshots and ranks.is_first:
                 work.write(folder / name / f"at-{done}")
-            stopped = ranks.any(bool(signals))
-            if stopped or ends or done % settings.checkpoint_every == 0 or progress.best_step == done:
+            if saved or progress.best_step == done:
                 if ranks.is_first:
                     save(home, work.modules, optimiser, progress)
                 ranks.wait()
@@ -120,10 +122,17 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
     return progress.step
 
 
+def _require_finite(norm: float | Tensor, scale: float | None, what: str) -> None:
+    """Refuses a gradient from which no later step recovers."""
+    # Half precision skips a step now and then, at a smaller scale each time; below 1 it has skipped them all.
+    if not math.isfinite(norm) if scale is None else scale < 1:
+        raise CareError(f"{what} is not finite: try another precision or a lower learning rate, in another --out")
+
+
 def _step(
     work: Work, clip: float, step: int, share: float, optimiser: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
     ranks: Ranks,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float | Tensor]:  # fmt: skip
     for group in optimiser.param_groups:
         group["lr"] = group["peak"] * share
     optimiser.zero_grad(set_to_none=True)
@@ -138,7 +147,7 @@ def _step(
     norm = torch.nn.utils.clip_grad_norm_(trained, clip)
     scaler.step(optimiser)
     scaler.update()
-    return facts | {"gradient_norm": float(norm)}
+    return {**facts, "gradient_norm": norm}
 
 
 def _judged(progress: Progress, judge: Judge, watch: Watch, ranks: Ranks) -> Progress:

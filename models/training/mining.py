@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.encoder.packed.kernels import send
 from models.errors import BadData
 from models.negatives import draw_negatives
 from models.progress import Progress
@@ -94,7 +95,7 @@ class Searcher:
             asked = self._asked(block)
             best, places = (part.cpu().numpy() for part in torch.topk(asked @ known.T, depth))
             owners, answers = positives.gather(block)
-            own = asked[torch.from_numpy(owners).to(device)] * take(self._documents, answers, device)
+            own = asked[send(owners, device)] * take(self._documents, answers, device)
             firsts = np.cumsum(positives.sizes(block)) - positives.sizes(block)
             top = np.maximum.reduceat(own.sum(1).cpu().numpy(), firsts)
             for at, pair in enumerate(block):
@@ -120,7 +121,7 @@ class Searcher:
             return asked
         owners, rows = self.table.hypothetical.gather(pairs)
         imagined = take(self._imagined, rows, self._ranks.device)
-        total = asked.index_add(0, torch.from_numpy(owners).to(asked.device), imagined)
+        total = asked.index_add(0, send(owners, asked.device), imagined)
         return torch.nn.functional.normalize(total, dim=-1)
 
 

@@ -48,20 +48,25 @@ class Watch:
         if self._log is not None:
             self._log.close()
 
-    def step(self, done: int, steps: int, facts: Mapping[str, float], lr: float) -> None:
+    def step(self, done: int, steps: int, facts: Mapping[str, float | Tensor], lr: float) -> None:
         """Counts a step that is done of those that are expected; every tenth, the first and the last are logged."""
-        self._texts += facts["texts"]
-        self._tokens += facts["tokens"]
+        self._texts += float(facts["texts"])
+        self._tokens += float(facts["tokens"])
+        shown = None
+        if done % LOG_EVERY == 0 or done in (self._first + 1, steps):
+            shown = self._logged(done, {name: float(value) for name, value in facts.items()}, lr)
+        self._bar.update(facts=shown, total=steps)
+
+    def _logged(self, done: int, facts: Mapping[str, float], lr: float) -> dict[str, str]:
+        """Logs a step, and returns what the bar shows of it."""
         seconds = time.monotonic() - self._began
         if self._ranks.device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(self._ranks.device) / 2**30
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        shown = {"loss": f"{facts['loss']:.3f}", "texts/s": f"{self._texts / seconds:.0f}", "GiB": f"{memory:.1f}"}
-        self._bar.update(facts=shown, total=steps)
-        if done % LOG_EVERY == 0 or done in (self._first + 1, steps):
-            speeds = {"texts_per_second": self._texts / seconds, "tokens_per_second": self._tokens / seconds}
-            self.log({"step": done, **facts, "lr": lr, **speeds, "seconds": seconds, "memory_gib": memory})
+        speeds = {"texts_per_second": self._texts / seconds, "tokens_per_second": self._tokens / seconds}
+        self.log({"step": done, **facts, "lr": lr, **speeds, "seconds": seconds, "memory_gib": memory})
+        return {"loss": f"{facts['loss']:.3f}", "texts/s": f"{self._texts / seconds:.0f}", "GiB": f"{memory:.1f}"}
 
     def log(self, line: Mapping[str, object]) -> None:
         if self._log is not None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.encoder.packed.kernels import lay_out
+from models.encoder.packed.kernels import lay_out, send
 from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise
 from models.encoder.torch import TorchEncoder
@@ -71,7 +71,7 @@ class TokenTable:
 
     def padded(self, rows: Rows) -> Padded:
         """Returns ids and mask (rows, longest), padded on the right with 0."""
-        starts, lengths = (torch.from_numpy(part[rows]).to(self._ids.device) for part in (self.starts, self.lengths))
+        starts, lengths = (send(part[rows], self._ids.device) for part in (self.starts, self.lengths))
         columns = torch.arange(int(self.lengths[rows].max()), device=self._ids.device)
         mask = columns < lengths[:, None]
         places = (starts[:, None] + columns).clamp_(max=len(self.ids) - 1)
@@ -82,7 +82,7 @@ class TokenTable:
         """Returns the ids of these rows end to end, without padding."""
         lengths = self.lengths[rows]
         shifts = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
-        places = torch.from_numpy(shifts + np.arange(len(shifts))).to(self._ids.device)
+        places = send(shifts + np.arange(len(shifts)), self._ids.device)
         return self._ids[places].to(self.device)
 
     def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
@@ -173,7 +173,7 @@ class Passes:
             with torch.set_grad_enabled(self._keeps[number]):
                 for place, chunk in enumerate(self._chunks[number]):
                     vectors = self._encode(number, place)
-                    leaf[torch.from_numpy(chunk).to(leaf.device)] = vectors.detach()
+                    leaf[send(chunk, leaf.device)] = vectors.detach()
                     if self._keeps[number]:
                         reading.kept.append(vectors)
             reading.leaf = self._ranks.sum(leaf).requires_grad_(True)
@@ -185,7 +185,7 @@ class Passes:
                 continue
             for place, chunk in enumerate(self._chunks[number]):
                 vectors = reading.kept[place] if self._keeps[number] else self._encode(number, place)
-                gradient = reading.leaf.grad[torch.from_numpy(chunk).to(vectors.device)]
+                gradient = reading.leaf.grad[send(chunk, vectors.device)]
                 vectors.backward(gradient)  # type: ignore[no-untyped-call]
             reading.kept.clear()
 
@@ -246,5 +246,5 @@ def on_device(kept: Kept, device: torch.device) -> Kept | Tensor:
 def take(kept: Kept | Tensor, rows: Rows, device: torch.device) -> Tensor:
     """Returns rows of kept vectors in float32 on the device."""
     if isinstance(kept, Kept):
-        return torch.from_numpy(kept[rows]).to(device).float()
-    return kept[torch.from_numpy(rows).to(kept.device)].to(device).float()
+        return send(kept[rows], device).float()
+    return kept[send(rows, kept.device)].to(device).float()

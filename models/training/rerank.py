@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.encoder.packed.kernels import send
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch_reranker import TorchReranker
 from models.lexical import Ranking
@@ -114,10 +115,10 @@ class RerankStage(Work):
             ids, mask = join(self._queries, self._documents, asked[chunk], found[chunk], self._reranker)
             with autocast(self._ranks.device, self._stage.precision):
                 scores = self._reranker(ids, mask)
-            flat = flat.index_put((torch.from_numpy(chunk).to(flat.device),), scores)
+            flat = flat.index_put((send(chunk, flat.device),), scores)
             tokens += ids.numel()
         whole = torch.full(lists.shape, NO_SCORE, device=self._ranks.device)
-        rows, columns = (torch.from_numpy(part.copy()).to(whole.device) for part in places.T)
+        rows, columns = (send(part.copy(), whole.device) for part in places.T)
         return whole.index_put((rows, columns), flat), tokens
 
     def _terms(self, scores: Tensor, queries: Rows, lists: Rows) -> Tensor:
@@ -136,7 +137,7 @@ class RerankStage(Work):
         asked = take(self._teacher[0], queries, device)
         found = take(self._teacher[1], np.maximum(lists, 0).ravel(), device).view(*lists.shape, -1)
         cosines = torch.einsum("ld,lsd->ls", asked, found)
-        return cosines.masked_fill(torch.from_numpy(lists == NONE).to(device), NO_SCORE)
+        return cosines.masked_fill(send(lists == NONE, device), NO_SCORE)
 
 
 def draw_lists(batch: Batch, answers: Ragged, size: int, chance: np.random.Generator) -> Rows:

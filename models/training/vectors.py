@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.encoder.packed.attention import default_backend
 from models.encoder.packed.encoder import PackedModel
-from models.encoder.packed.kernels import lay_out
+from models.encoder.packed.kernels import lay_out, send
 from models.encoder.packed.weights import read_weights
 from models.encoder.torch import TorchEncoder, finish
 from models.errors import BadEncoder, CareError
@@ -83,7 +83,7 @@ class Reader:
         found = torch.zeros(len(table), self.encoder.spec.dim, device=self.ranks.device)
         chunks = table.chunks(np.arange(len(table)), self.tokens)
         for place in self.ranks.share(len(chunks)):
-            found[torch.from_numpy(chunks[place]).to(found.device)] = self.vectors(table, chunks[place])
+            found[send(chunks[place], found.device)] = self.vectors(table, chunks[place])
         return self.ranks.sum(found).cpu().numpy()
 
     def keep(self, texts: Texts, path: Path, scratch: Path | None = None) -> None:

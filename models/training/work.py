@@ -50,8 +50,11 @@ class Work(ABC):
         """What is trained, by name."""
 
     @abstractmethod
-    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Leaves the gradients of one step in the weights, and returns what it measured."""
+    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> Mapping[str, float | Tensor]:
+        """Leaves the gradients of one step in the weights, and returns what it measured.
+
+        Reading a tensor waits for the GPU: the loop reads few.
+        """
 
     def keep(self, folder: Path) -> None:
         """Writes the trained encoders, which are then the current ones."""

@@ -46,7 +46,7 @@ class Packed:
 def pack(batch: Sequence[Tokens], device: torch.device) -> Packed:
     """Lays the documents out and sends them to the device, without waiting for it."""
     ids, lengths = flatten(batch)
-    return lay_out(_send(ids, device), lengths)
+    return lay_out(send(ids, device), lengths)
 
 
 def lay_out(ids: Tensor, lengths: NDArray[np.integer]) -> Packed:
@@ -60,11 +60,12 @@ def lay_out(ids: Tensor, lengths: NDArray[np.integer]) -> Packed:
         lengths = np.append(lengths, filler)
     boundaries = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.arange(len(ids)) - np.repeat(boundaries[:-1], lengths)
-    ends = _send(boundaries.astype(np.int32), device)
-    return Packed(ids, _send(positions, device), ends, _send(last, device), int(lengths.max()), short)
+    ends = send(boundaries.astype(np.int32), device)
+    return Packed(ids, send(positions, device), ends, send(last, device), int(lengths.max()), short)
 
 
-def _send(array: np.ndarray, device: torch.device) -> Tensor:
+def send(array: np.ndarray, device: torch.device) -> Tensor:
+    """Returns an array on the device; a GPU gets it when it comes to it, and nothing waits."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 

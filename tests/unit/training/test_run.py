@@ -399,6 +399,16 @@ def test_a_gradient_that_is_not_finite_ends_the_run(
     assert all(value.isfinite().all() for value in checkpoint.values())
 
 
+def test_figures_of_a_step_are_read_now_and_then_and_before_weights_are_kept(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading one waits for the GPU, which then idles while the next step is prepared."""
+    read: list[str] = []
+    monkeypatch.setattr(loop, "_require_finite", lambda norm, scale, what: read.append(what.split()[-1]))
+    train(toy_recipe(steps=25, checkpoint_every=7), tmp_path / "run", ONE)
+    assert list(dict.fromkeys(read)) == ["7", "10", "14", "20", "21", "25"]
+
+
 def test_a_full_disk_is_reported(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
