@@ -54,7 +54,8 @@ class Watch:
         self._tokens += float(facts["tokens"])
         shown = None
         if done % LOG_EVERY == 0 or done in (self._first + 1, steps):
-            shown = self._logged(done, {name: float(value) for name, value in facts.items()}, lr)
+            figures = {name: float(value) if isinstance(value, Tensor) else value for name, value in facts.items()}
+            shown = self._logged(done, figures, lr)
         self._bar.update(facts=shown, total=steps)
 
     def _logged(self, done: int, facts: Mapping[str, float], lr: float) -> dict[str, str]:
