@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -60,6 +61,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     server = CareTools(arguments.url, write=arguments.write).server()
     if arguments.http is None:
+        # The thread that waits for standard input cannot be interrupted: a signal would wait for the next line.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
         asyncio.run(_serve_stdio(server))
     else:
         host, port = arguments.http

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -161,6 +163,24 @@ async def test_an_unreachable_service_is_named_in_the_error() -> None:
     async with over_stdio("http://127.0.0.1:1") as client:
         with pytest.raises(MCPError, match=r"no answer from http://127\.0\.0\.1:1"):
             await client.list_tools()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_standard_input_is_open(number: signal.Signals) -> None:
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    with subprocess.Popen(
+        command("http://127.0.0.1:1"), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdin
+            assert process.stdout
+            print(json.dumps(request), file=process.stdin, flush=True)
+            assert "care-search" in process.stdout.readline()
+            process.send_signal(number)
+            assert process.wait(START_SECONDS) == -number
+        finally:
+            process.kill()
 
 
 async def test_over_stdio_the_key_comes_from_the_environment(scripted: ScriptedServer) -> None:
