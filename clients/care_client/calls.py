@@ -25,7 +25,7 @@ RETRIED = frozenset({429, 503})
 # Errors of a connection: the same call may succeed the next time. A read timeout is not among them, because asking
 # again would add to the work of a service that is slow already.
 BROKEN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 class SearchOptions(TypedDict, total=False):
@@ -135,7 +135,7 @@ class Call(Generic[T]):
         response = self.checked(reply)
         try:
             json = response.json()
-        except ValueError as error:
+        except UNREADABLE as error:
             raise BadAnswer(f"{response.request.url} answered with something that is not JSON") from error
         return _parsed(self.parse, json)
 

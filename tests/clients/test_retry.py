@@ -97,14 +97,17 @@ def test_permanent_errors_are_raised_at_once(
     assert len(scripted.requests) == 1
 
 
-def test_an_error_page_of_a_proxy_raises_an_error(make: type[CareClient], scripted: ScriptedServer) -> None:
-    scripted.replies.append(ScriptedReply(502, b"<h1>Bad Gateway</h1>", {"X-Request-Id": "r-2"}))
+@pytest.mark.parametrize("page", [b"<h1>Bad Gateway</h1>", b"[" * 9999])
+def test_an_error_page_of_a_proxy_raises_an_error(
+    make: type[CareClient], scripted: ScriptedServer, page: bytes
+) -> None:
+    scripted.replies.append(ScriptedReply(502, page, {"X-Request-Id": "r-2"}))
     with pytest.raises(ApiError) as caught:
         make(scripted.url, retry=QUICK).search("发热")
     assert (caught.value.status, caught.value.request_id) == (502, "r-2")
 
 
-@pytest.mark.parametrize("body", [b"", b"hello", b"[]", b"{}", b'{"results": [{}]}', b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"hello", b"[]", b"{}", b'{"results": [{}]}', b"\xff", b"[" * 9999])
 def test_an_invalid_answer_raises_an_error_that_says_so(
     make: type[CareClient], scripted: ScriptedServer, body: bytes
 ) -> None:
