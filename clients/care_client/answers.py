@@ -207,8 +207,6 @@ class Health:
 
     @classmethod
     def parse(cls, json: Json) -> Health:
-        if "error" in json:
-            return cls(False, None, json["error"]["message"])
         return cls(json["status"] == "ready", json["snapshot"], None)
 
 

@@ -96,14 +96,14 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request and the parser of its reply. `answers` are the statuses whose body `parse` reads."""
+    """One request and the parser of its answer. `retried` are the statuses after which to ask again."""
 
     method: str
     path: str
     parse: Callable[[Any], T]
     body: Mapping[str, Any] | None = None
     headers: Mapping[str, str] | None = None
-    answers: frozenset[int] = frozenset({200})
+    retried: frozenset[int] = RETRIED
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         return http.build_request(self.method, self.path, json=self.body, headers=self.headers)
@@ -112,7 +112,7 @@ class Call(Generic[T]):
         """Seconds to wait before the next attempt; None if this reply is the last."""
         if isinstance(reply, httpx.RequestError):
             return attempts.next_wait() if isinstance(reply, BROKEN) else None
-        if reply.status_code in RETRIED and reply.status_code not in self.answers:
+        if reply.status_code in self.retried:
             return attempts.next_wait(_retry_after(reply))
         return None
 
@@ -121,7 +121,7 @@ class Call(Generic[T]):
         if isinstance(reply, httpx.RequestError):
             reason = str(reply) or type(reply).__name__
             raise ConnectionFailed(f"no answer from {reply.request.url}: {reason}") from reply
-        if reply.status_code in self.answers:
+        if reply.status_code == httpx.codes.OK:
             return reply
         try:
             raise _api_error(reply.status_code, reply.json())
@@ -207,7 +207,7 @@ def rerank(query: str, documents: Sequence[str], top_n: int | None) -> Call[tupl
 
 
 def health() -> Call[Health]:
-    return Call("GET", "/readyz", Health.parse, answers=frozenset({200, 503}))
+    return Call("GET", "/readyz", Health.parse, retried=frozenset())
 
 
 def _plain(texts: Texts) -> str | list[str]:

@@ -13,7 +13,7 @@ import httpx
 from care_client import calls
 from care_client.answers import Changes, Collection, Document, Embeddings, Health, Ranked, Result, SearchAnswer
 from care_client.calls import Attempts, Call, InputType, Lines, NewDocument, Reply, Retry, SearchOptions, Texts
-from care_client.errors import ConnectionFailed
+from care_client.errors import ApiError, ConnectionFailed
 
 T = TypeVar("T")
 Headers = Mapping[str, str] | None
@@ -93,8 +93,11 @@ class CareClient:
         return self._send(calls.rerank(query, documents, top_n))
 
     def health(self) -> Health:
-        """Returns whether the service answers queries now; raises only if nothing answers."""
-        return self._send(calls.health())
+        """Returns whether the service answers queries now; raises only if neither it nor a proxy answers."""
+        try:
+            return self._send(calls.health())
+        except ApiError as error:
+            return Health(False, None, error.message)
 
     def _send(self, call: Call[T]) -> T:
         return call.read(self._attempt(call))
@@ -106,7 +109,7 @@ class CareClient:
             reply: Reply
             try:
                 reply = self._http.send(call.request(self._http), stream=stream)
-                if stream and reply.status_code not in call.answers:
+                if stream and reply.status_code != httpx.codes.OK:
                     reply.read()
             except httpx.RequestError as error:
                 reply = error
@@ -179,7 +182,10 @@ class AsyncCareClient:
         return await self._send(calls.rerank(query, documents, top_n))
 
     async def health(self) -> Health:
-        return await self._send(calls.health())
+        try:
+            return await self._send(calls.health())
+        except ApiError as error:
+            return Health(False, None, error.message)
 
     async def _send(self, call: Call[T]) -> T:
         return call.read(await self._attempt(call))
@@ -190,7 +196,7 @@ class AsyncCareClient:
             reply: Reply
             try:
                 reply = await self._http.send(call.request(self._http), stream=stream)
-                if stream and reply.status_code not in call.answers:
+                if stream and reply.status_code != httpx.codes.OK:
                     await reply.aread()
             except httpx.RequestError as error:
                 reply = error

@@ -12,6 +12,7 @@ from care_client import (
     CareClient,
     ConnectionFailed,
     DeadlineExceeded,
+    Health,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -61,6 +62,21 @@ def test_there_is_no_retry_if_retry_after_exceeds_the_limit() -> None:
 
 def test_health_does_not_wait_for_a_service_to_become_ready() -> None:
     assert health().pause(httpx.Response(503), Attempts(Retry())) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (refusal(503, "not_ready"), "said the service"),
+        (ScriptedReply(503, b"<h1>No server</h1>"), "Service Unavailable"),
+        (ScriptedReply(502, b"<h1>No server</h1>"), "Bad Gateway"),
+    ],
+)
+def test_health_tells_why_a_service_is_not_ready_also_behind_a_proxy(
+    make: type[CareClient], scripted: ScriptedServer, reply: ScriptedReply, reason: str
+) -> None:
+    scripted.replies.append(reply)
+    assert make(scripted.url).health() == Health(False, None, reason)
 
 
 @pytest.mark.parametrize("reply", [refusal(429, "overloaded"), refusal(503, "not_ready", retry_after=None), DROP])
