@@ -156,6 +156,8 @@ class Lines:
             return Result.parse(json)
         if "error" in json:
             raise _api_error(200, json)
+        if "results" in json:
+            raise ValueError("one answer in place of lines; the Accept header did not reach the service")
         self._ended = bool(json["snapshot"])
         return None
 

@@ -188,6 +188,12 @@ def test_a_stream_that_fails_midway_raises_the_error_of_the_service(
     assert caught.value.request_id == "r-3"
 
 
+def test_an_answer_in_place_of_a_stream_raises_an_error(make: type[CareClient], scripted: ScriptedServer) -> None:
+    scripted.replies.append(ScriptedReply())
+    with pytest.raises(BadAnswer, match="Accept"):
+        list(make(scripted.url, retry=QUICK).stream(["a"]))
+
+
 def test_headers_and_ids_reach_the_service_unchanged(make: type[CareClient], scripted: ScriptedServer) -> None:
     facts = {"id": "a/b ?#%", "title": "", "text": "", "metadata": {}, "snapshot": "v1"}
     scripted.replies.append(ScriptedReply(200, facts))
