@@ -182,8 +182,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
         if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
             named = {"\t": "tabs"}.get(other, other)
             raise BadCorpus(f"{path}: its columns are separated by {named}; write it with commas, or as JSON lines")
-        if len(set(header)) < len(header):
-            raise BadCorpus(f"{path}: its first line names a column twice; give each column a name of its own")
+        _require_distinct(header, path)
         while True:
             first_line = reader.line_num + 1
             record.clear()
@@ -207,6 +206,11 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 yield Row(str(path), first_line, columns, source(), reason)
 
 
+def _require_distinct(names: list[str], path: Path) -> None:
+    if len(set(names)) < len(names):
+        raise BadCorpus(f"{path} names a column twice; give each column a name of its own")
+
+
 def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         from pyarrow import ArrowException  # pyarrow is large, and few corpora need it
@@ -215,7 +219,9 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         hint = "pip install 'care-search[parquet]', or use the image `indexer`"
         raise BadCorpus(f"{path}: reading Parquet needs pyarrow; {hint}") from error
     try:
-        rows = (columns for batch in ParquetFile(path).iter_batches() for columns in batch.to_pylist())
+        file = ParquetFile(path)
+        _require_distinct(file.schema_arrow.names, path)
+        rows = (columns for batch in file.iter_batches() for columns in batch.to_pylist())
         for number, columns in enumerate(rows, start=1):
             yield Row(str(path), number, columns)
     except ArrowException as error:

@@ -195,6 +195,12 @@ def test_parquet_decimals_are_numbers(tmp_path: Path) -> None:
     assert type(found["count"]) is int
 
 
+def test_parquet_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table([["1"], ["a"], ["b"]], names=["_id", "text", "text"]), tmp_path / "c.parquet")
+    with pytest.raises(BadCorpus, match="names a column twice"):
+        read(tmp_path / "c.parquet")
+
+
 def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     path.write_bytes(b"PAR1 not really")
