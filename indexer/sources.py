@@ -224,7 +224,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         rows = (columns for batch in file.iter_batches() for columns in batch.to_pylist())
         for number, columns in enumerate(rows, start=1):
             yield Row(str(path), number, columns)
-    except ArrowException as error:
+    except (ArrowException, UnicodeDecodeError, OverflowError) as error:  # also texts and dates beyond Python's
         raise BadCorpus(f"{path} is not readable Parquet ({error}); fetch or write it again") from error
 
 

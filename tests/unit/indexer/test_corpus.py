@@ -201,6 +201,17 @@ def test_parquet_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "c.parquet")
 
 
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([b"\xff"]).view(pa.string()), pa.array([10**18], pa.timestamp("us"))],
+    ids=["not-utf-8", "beyond-year-9999"],
+)
+def test_parquet_with_values_that_python_cannot_hold_is_refused(tmp_path: Path, column: pa.Array) -> None:
+    pq.write_table(pa.table({"_id": ["1"], "text": ["a"], "other": column}), tmp_path / "c.parquet")
+    with pytest.raises(BadCorpus, match="not readable Parquet"):
+        read(tmp_path / "c.parquet")
+
+
 def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     path.write_bytes(b"PAR1 not really")
