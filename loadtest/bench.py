@@ -283,6 +283,8 @@ def _own_services(collection: Path | None, folder: Path, stack: contextlib.ExitS
     if collection is None:
         say("bench: building the snapshot of the example corpus")
         collection = build_example(folder / "collection")
+    elif not (collection / "CURRENT").is_file():  # a service would wait for its first snapshot
+        raise BenchError(f"{collection} has no published version; care index build … --publish makes one")
     plain = stack.enter_context(running(care_server(collection.resolve()), folder))
     caching = stack.enter_context(running(care_server(collection.resolve(), FORCED | CACHE), folder))
     return plain.url, caching.url

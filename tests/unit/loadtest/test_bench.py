@@ -112,6 +112,7 @@ def test_a_file_without_queries_is_reported_in_one_line(
     ("arguments", "message"),
     [
         (["--url", "http://192.0.2.7:80"], "http://127.0.0.1:PORT only"),
+        (["--collection", "/nowhere"], "/nowhere has no published version; care index build"),
         (["--url", SERVICE, "--rounds", "0"], "--rounds must be at least 1"),
         (["--url", SERVICE, "--seconds", "0"], "--seconds must be above 0"),
         (["--url", SERVICE, "--seconds", "61"], "--seconds must be above 0 and at most 60, not 61"),
