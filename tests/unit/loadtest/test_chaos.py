@@ -69,6 +69,16 @@ def test_fault_names_are_unique_and_only_lost_processes_may_lose_requests() -> N
     assert [one.name for one in faults if one.may_fail] == ["engine killed", "worker killed"]
 
 
+def test_words_that_no_fault_has_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chaos, "stages", lambda folder, documents: [])
+    assert chaos.main(["nonsense"]) == 1
+    shown = capsys.readouterr()
+    assert "no fault was injected" in shown.err
+    assert shown.out == ""
+
+
 def test_hits_of_redis_are_found_among_the_metrics() -> None:
     text = (
         "# TYPE care_cache_total counter\n"
