@@ -142,7 +142,7 @@ def chat(
     """Asks for one completion; a model that wrote nothing or refused gives an empty text."""
     answer = endpoint.post("/chat/completions", {"model": model, "messages": list(messages), **settings})
     try:
-        text = str(answer["choices"][0]["message"].get("content") or "").encode(errors="replace").decode()
+        text = (answer["choices"][0]["message"].get("content") or "").encode(errors="replace").decode()
     except (LookupError, TypeError, AttributeError) as error:
         raise CareError(f"{endpoint.base}: the answer is not a chat completion") from error
     usage = answer.get("usage")

@@ -168,6 +168,7 @@ def test_sentence_pairs_are_refused(endpoint: Endpoint, tmp_path: Path) -> None:
     [
         ({"choices": []}, "not a chat completion"),
         ({"error": "no such model"}, "not a chat completion"),
+        ({"choices": [{"message": {"content": [{"type": "text", "text": "a"}]}}]}, "not a chat completion"),
         ({"choices": [{"message": {"content": None}}]}, "qwen wrote nothing"),
     ],
 )
