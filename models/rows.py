@@ -11,6 +11,7 @@ import json
 import lzma
 import random
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +84,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         try:
             for number, line in enumerate(file, start=1):
                 yield Line(line, stem, f"{path}:{number}")
-        except (EOFError, OSError, UnicodeDecodeError, lzma.LZMAError) as error:
+        except (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
             raise BadData(f"{path}:{number + 1}: damaged: {error}; fetch the file again") from error
 
 

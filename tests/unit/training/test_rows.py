@@ -60,8 +60,11 @@ def test_a_missing_and_a_damaged_file_are_named(tmp_path: Path) -> None:
         list(read_pairs(tmp_path / "none.jsonl"))
     whole = gzip.compress((json.dumps(ROW) + "\n").encode() * 1000)
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BadData, match=r"cut\.jsonl\.gz:\d+: damaged"):
+    with pytest.raises(BadData, match=r"cut\.jsonl\.gz:\d+: damaged.* fetch the file again"):
         list(read_pairs(tmp_path / "cut.jsonl.gz"))
+    (tmp_path / "changed.jsonl.gz").write_bytes(whole[:10] + b"\xff" + whole[11:])
+    with pytest.raises(BadData, match=r"changed\.jsonl\.gz:1: damaged.* fetch the file again"):
+        list(read_pairs(tmp_path / "changed.jsonl.gz"))
 
 
 def test_crops_are_spans_of_whole_words_and_are_the_same_for_the_same_seed() -> None:
