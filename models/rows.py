@@ -84,7 +84,10 @@ def read_lines(path: Path) -> Iterator[Line]:
         try:
             for number, line in enumerate(file, start=1):
                 yield Line(line, stem, f"{path}:{number}")
-        except (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
+        except UnicodeDecodeError as error:
+            hint = "convert the file, as with iconv -f GB18030 -t UTF-8"
+            raise BadData(f"{path}:{number + 1}: damaged or not UTF-8: {error}; {hint}") from error
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             raise BadData(f"{path}:{number + 1}: damaged: {error}; fetch the file again") from error
 
 

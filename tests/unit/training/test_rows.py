@@ -65,6 +65,9 @@ def test_a_missing_and_a_damaged_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "changed.jsonl.gz").write_bytes(whole[:10] + b"\xff" + whole[11:])
     with pytest.raises(BadData, match=r"changed\.jsonl\.gz:1: damaged.* fetch the file again"):
         list(read_pairs(tmp_path / "changed.jsonl.gz"))
+    (tmp_path / "gbk.jsonl").write_bytes('{"query": "发热"}'.encode("gbk"))
+    with pytest.raises(BadData, match=r"gbk\.jsonl:1: damaged or not UTF-8.* convert the file"):
+        list(read_pairs(tmp_path / "gbk.jsonl"))
 
 
 def test_crops_are_spans_of_whole_words_and_are_the_same_for_the_same_seed() -> None:
