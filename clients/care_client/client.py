@@ -207,6 +207,9 @@ class AsyncCareClient:
 
 
 def _headers(api_key: str | None, headers: Headers) -> httpx.Headers:
-    """Returns the key as a header, unless the given headers have an authorization of their own."""
-    key = os.environ.get(KEY_VARIABLE) if api_key is None else api_key
+    """Returns the key as a header, unless the given headers have an authorization of their own.
+
+    The line break at the end of a file of keys is removed: httpx would refuse it with an error that shows the key.
+    """
+    key = (os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key).strip()
     return httpx.Headers(({"authorization": f"Bearer {key}"} if key else {}) | dict(httpx.Headers(headers)))

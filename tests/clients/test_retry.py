@@ -202,3 +202,10 @@ def test_headers_and_ids_reach_the_service_unchanged(make: type[CareClient], scr
     _, path, _, headers = scripted.requests[0]
     assert path == "/v1/documents/a%2Fb%20%3F%23%25"
     assert headers["authorization"] == "Bearer key"
+
+
+def test_a_key_may_end_with_a_line_break(make: type[CareClient], scripted: ScriptedServer) -> None:
+    scripted.replies.append(ScriptedReply())
+    make(scripted.url, api_key="key\n").search("发热")
+    *_, headers = scripted.requests[0]
+    assert headers["authorization"] == "Bearer key"
