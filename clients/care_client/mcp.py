@@ -16,6 +16,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+import httpx
 import uvicorn
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
@@ -36,6 +37,7 @@ from care_client.client import AsyncCareClient
 from care_client.errors import CareClientError
 from care_client.retrieval import content_of, search_options
 
+SERVICE = "http://127.0.0.1:8000"
 TOP_K, PASSAGES = 5, 2
 MAX_PORT = 65_535
 INSTRUCTIONS = (
@@ -53,7 +55,7 @@ Context = ServerRequestContext[Any, Any]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
+    parser.add_argument("--url", type=_url, default=SERVICE, help="address of the service (%(default)s)")
     parser.add_argument("--http", metavar="HOST:PORT", type=_address, help="serve streamable HTTP here, not stdio")
     parser.add_argument("--write", action="store_true", help="add the tools add_documents and delete_document")
 
@@ -187,6 +189,16 @@ def _filter_schema(field: str, collection: Collection) -> Json:
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in ("authorization", "api-key") if name in headers}
+
+
+def _url(text: str) -> str:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ArgumentTypeError(f"{text!r} is no address ({error}); write it as {SERVICE}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ArgumentTypeError(f"{text!r} is no address; write it as {SERVICE}")
+    return text
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -142,6 +142,16 @@ def test_an_address_without_a_usable_port_is_refused(address: str, capsys: pytes
     assert "is no address; write it as 127.0.0.1:8001" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:80x", "http://", "ftp://127.0.0.1"])
+def test_an_address_of_no_service_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(cli.main(["mcp", "--url", url]))
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert "write it as http://127.0.0.1:8000" in error
+    assert error.count("\n") == 1
+
+
 async def test_tools_that_write_are_offered_only_with_the_option(service_url: str) -> None:
     async with over_stdio(service_url, "--write", key=TOKEN) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == [*READS, "add_documents", "delete_document"]
