@@ -60,7 +60,7 @@ def _clause(field: str, value: object) -> Mapping[str, Any]:
 def content_of(hit: Hit) -> str:
     """Returns the passages that were found, in the order of the text; the whole text if none were asked for.
 
-    Passages overlap; the text that neighbours share is written once.
+    Passages overlap; the text that neighbours share is written once. A document without a text is its title.
     """
     text = hit.text or ""
     spans: list[tuple[int, int]] = []
@@ -69,7 +69,7 @@ def content_of(hit: Hit) -> str:
             spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
         else:
             spans.append((start, end))
-    return "\n\n".join(text[start:end] for start, end in spans) or text
+    return "\n\n".join(text[start:end] for start, end in spans) or text or hit.title or ""
 
 
 def metadata_of(hit: Hit) -> dict[str, Any]:

@@ -172,6 +172,12 @@ def test_overlapping_passages_are_joined() -> None:
     assert content_of(hit()) == "0123456789"
 
 
+@pytest.mark.parametrize("passages", [(), (Passage(0, 0, 1.0, None, (), None),)])
+def test_the_content_of_a_document_without_a_text_is_its_title(passages: tuple[Passage, ...]) -> None:
+    # A reranker refuses an empty text, and with it all the others.
+    assert content_of(Hit("1", 1.0, title="发热", text="", passages=passages)) == "发热"
+
+
 def test_importing_the_client_loads_neither_frameworks_nor_the_service() -> None:
     code = "import sys, care_client; print({name.partition('.')[0] for name in sys.modules})"
     folder = Path(__file__).parents[2] / "clients"
