@@ -13,6 +13,7 @@ from pathlib import Path
 
 GRAPH = "model.onnx"
 OPSET = 18
+FEW = "/few"
 
 
 def export(source: Path, target: Path) -> None:
@@ -47,7 +48,7 @@ def quantize(source: Path, target: Path) -> None:
     """Dynamic int8: the settings of `models.export.int8.quantize`, which says why.
 
     ORTQuantizer would also quantise the products of two activations inside attention, which costs accuracy and
-    saves no weight, so those are named one by one.
+    saves no weight, so those are named one by one, with those that are to stay in float.
     """
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantizationMode
@@ -56,7 +57,8 @@ def quantize(source: Path, target: Path) -> None:
 
     graph = onnx.load(str(source / GRAPH)).graph
     weights = {tensor.name for tensor in graph.initializer}
-    products = [node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] not in weights]
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    floats = [node.name for node in products if node.input[1] not in weights or node.name.endswith(FEW)]
     settings = QuantizationConfig(
         is_static=False,
         format=QuantFormat.QOperator,
@@ -64,7 +66,7 @@ def quantize(source: Path, target: Path) -> None:
         per_channel=True,
         reduce_range=True,
         operators_to_quantize=["MatMul"],
-        nodes_to_exclude=products,
+        nodes_to_exclude=floats,
     )
     ORTQuantizer.from_pretrained(source, file_name=GRAPH).quantize(settings, save_dir=target, file_suffix="")
 

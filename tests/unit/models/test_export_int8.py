@@ -16,6 +16,7 @@ from models.encoder.tokenizer import Tokenizer, Tokens, pad
 from models.errors import ExportError
 from models.export import int8
 from models.export.backbone import append_head, export_backbone
+from models.export.fusions import slim
 from models.export.parity import CALIBRATION_TEXTS, CHECK_TEXTS
 from models.export.pipeline import export
 from tests.support.tiny_models import tiny_encoder, tiny_tokenizer
@@ -94,6 +95,48 @@ def test_smoothing_brings_int8_closer(whole: ModelProto, tmp_path: Path) -> None
     plain = 1 - cosine(quantized(whole, tmp_path), whole)
     smoothed = 1 - cosine(quantized(prepared(whole, samples()), tmp_path), whole)
     assert smoothed < plain / 3
+
+
+@pytest.fixture(scope="module")
+def outlying(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
+    """Makes a tiny BERT with one channel behind each Gelu that is far larger than the others."""
+    encoder = tiny_encoder("bert")
+    with torch.no_grad():
+        for layer in encoder.backbone.encoder.layer:
+            layer.intermediate.dense.bias.normal_()  # equal ones would be one tensor in the graph
+            layer.intermediate.dense.bias[7] = 40
+            layer.output.dense.weight[:, 7] /= 40
+    path = tmp_path_factory.mktemp("outlying") / "backbone.onnx"
+    export_backbone(encoder.backbone, path)
+    model = onnx.load(path)
+    append_head(model, encoder.spec)
+    slim(model, encoder.backbone.config)
+    return model
+
+
+def test_setting_channels_apart_does_not_change_the_function_in_float(outlying: ModelProto) -> None:
+    ready = prepared(outlying, samples())
+    assert any(node.name.endswith(int8.FEW) for node in ready.graph.node)
+    assert cosine(ready, outlying) > 0.9999
+
+
+def test_channels_set_apart_bring_int8_closer_and_stay_in_float(
+    outlying: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = quantized(prepared(outlying, samples()), tmp_path)
+    apart = 1 - cosine(path, outlying)
+    products = [node for node in onnx.load(path).graph.node if node.op_type == "MatMul"]
+    assert {node.name.endswith(int8.FEW) for node in products if node.input[1].endswith("/weight")} == {True}
+    monkeypatch.setattr(int8, "OUTLYING", np.inf)
+    together = 1 - cosine(quantized(prepared(outlying, samples()), tmp_path), outlying)
+    assert apart < together / 3
+
+
+def test_channels_of_like_size_stay_together(whole: ModelProto) -> None:
+    slim_model = ModelProto()
+    slim_model.CopyFrom(whole)
+    slim(slim_model, tiny_encoder("bert").backbone.config)
+    assert not any(node.name.endswith(int8.FEW) for node in prepared(slim_model, samples()).graph.node)
 
 
 def test_every_weight_becomes_int8(whole: ModelProto, tmp_path: Path) -> None:
