@@ -56,6 +56,8 @@ class Ranks:
 
     def of_first(self, value: float) -> float:
         """Returns the first rank's value, on every rank."""
+        if self.size == 1:  # else a GPU would be waited for, at every step of a stage that has minutes
+            return value
         return float(self.sum(torch.tensor(value if self.is_first else 0.0, dtype=torch.float64, device=self.device)))
 
     def any(self, flag: bool) -> bool:
