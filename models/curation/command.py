@@ -59,6 +59,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--near", type=share, metavar="SIMILARITY", help="Jaccard similarity of duplicates; 0: equal (0.85)"
     )
 
+    own = step("exclude", "exclude.Exclude", "drop rows that hold text of evaluation sets")
+    shown = "a folder of evaluation sets, as care eval reads it; several times"
+    own.add_argument("--against", type=Path, action="append", required=True, metavar="FOLDER", help=shown)
+    own.add_argument("--words", type=positive, metavar="N", help="words in a row that two texts may not share (13)")
+    shown = "compare with the queries of the sets alone, not with their documents"
+    own.add_argument("--queries-only", action="store_true", help=shown)
+
     own = step("take", "take.Take", "take a share of the rows of each source, the same in every run")
     shown = "from which place up to which, 0 to 1: 0 0.9 and 0.9 1 have no query in common"
     own.add_argument("--share", type=float, nargs=2, required=True, metavar=("FROM", "TO"), help=shown)

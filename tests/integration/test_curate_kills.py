@@ -71,7 +71,8 @@ def same(out: Path, whole: Path, endings: Sequence[str]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "step", ["clean", "split", "dedup", "take", "anonymize", "convert", "diversify", "mine", "pool", "benchmark"]
+    "step",
+    ["clean", "split", "dedup", "exclude", "take", "anonymize", "convert", "diversify", "mine", "pool", "benchmark"],
 )
 def test_a_killed_step_ends_with_the_same_bytes(
     step: str, run: Run, raw: Path, few: Path, judged: Path, tmp_path: Path, pytestconfig: pytest.Config
@@ -79,6 +80,7 @@ def test_a_killed_step_ends_with_the_same_bytes(
     folder = tmp_path / "sets"
     options = {
         "clean": [str(raw), "--book"],
+        "exclude": [str(raw), "--against", "examples", "--words", "6"],
         "take": [str(raw), "--share", "0", "0.5"],
         "convert": [str(raw), "--format", "beir-corpus"],
         "diversify": [str(few), "--encoder", str(BUNDLED), "--threshold", "0.9", "--seeds", "5", "--exact", "20"],
