@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,15 +46,12 @@ def collector(status: int = 200) -> Iterator[tuple[str, list[ResourceSpans]]]:
     received: list[ResourceSpans] = []
     lock = threading.Lock()
 
-    class Handler(QuietHandler, BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             assert (self.path, self.headers["content-type"]) == ("/v1/traces", "application/x-protobuf")
-            body = self.rfile.read(int(self.headers["content-length"]))
             with lock:
-                received.extend(ExportTraceServiceRequest.FromString(body).resource_spans)
-            self.send_response(status)
-            self.send_header("content-length", "0")
-            self.end_headers()
+                received.extend(ExportTraceServiceRequest.FromString(self.body()).resource_spans)
+            self.answer(status)
 
     with serving_http(Handler) as port:
         yield f"http://127.0.0.1:{port}", received

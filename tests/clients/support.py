@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
 from care_client import AsyncCareClient
+
+from tests.support.http_thread import QuietHandler, serving_http
 
 ANSWER = {"results": [{"hits": [], "truncated": False}], "snapshot": "v1", "timings_ms": {"total": 0.1}}
 
@@ -44,12 +44,14 @@ DROP = ScriptedReply(drop=True, body=b"")
 class ScriptedServer:
     """Answers requests with its scripted replies, one each, and records the requests."""
 
+    url: str
+
     def __init__(self) -> None:
         self.replies: deque[ScriptedReply] = deque()
         self.requests: list[tuple[str, str, Any, Mapping[str, str]]] = []
         script = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -58,28 +60,17 @@ class ScriptedServer:
             def do_POST(self) -> None:
                 script._play(self)
 
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._serving = serving_http(Handler)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._serving.__enter__()}"
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._serving.__exit__(None, None, None)
 
-    def _play(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("content-length", 0)))
+    def _play(self, handler: QuietHandler) -> None:
+        body = handler.body()
         headers = {name.lower(): value for name, value in handler.headers.items()}
         self.requests.append((handler.command, handler.path, json.loads(body or b"null"), headers))
         reply = self.replies.popleft()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -75,17 +75,11 @@ def embeddings_server() -> Iterator[EmbeddingsServer]:
     class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:  # noqa: N802 - the library's name
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        def do_POST(self) -> None:
+            body = json.loads(self.body())
             status, answer, headers = server.answer(body, self.headers["authorization"])
             content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            with suppress(OSError):  # the client may have given up
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+            self.answer(status, content, headers)
 
     with serving_http(Handler) as port:
         server.url = f"http://127.0.0.1:{port}/v1"

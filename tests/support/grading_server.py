@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tests.support.http_thread import QuietHandler, serving_http
@@ -105,9 +104,9 @@ def failing(model: str, prompt: str, number: int) -> Reply | None:
 def grading_server() -> Iterator[GradingServer]:
     server = GradingServer()
 
-    class Handler(QuietHandler, BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            reply = server.reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            reply = server.reply(json.loads(self.body()))
             time.sleep(reply.delay_seconds)
             choice = {"message": {"role": "assistant", "content": reply.text}}
             good = reply.status == 200

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tests.support.http_thread import QuietHandler, serving_http
@@ -30,24 +29,19 @@ def json_server(reply: Callable[[str, Body], Reply], headers: dict[str, str] | N
     """Answers every request with `reply(path, body)` until the block ends."""
     lock = threading.Lock()
 
-    class Handler(QuietHandler, BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self._answer(None)
+            self._reply(None)
 
         def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self._reply(json.loads(self.body()))
 
-        def _answer(self, body: Body) -> None:
+        def _reply(self, body: Body) -> None:
             with lock:
                 server.requests.append((self.path, body, {name.lower(): value for name, value in self.headers.items()}))
                 status, answer = reply(self.path, body)
             content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(status)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.answer(status, content, headers)
 
     with serving_http(Handler) as port:
         server = JsonServer(f"http://127.0.0.1:{port}")

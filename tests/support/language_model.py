@@ -6,8 +6,9 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.http_thread import QuietHandler, serving_http
 
 Respond = Callable[[int], tuple[int, bytes]]
 
@@ -40,30 +41,15 @@ class LanguageModel:
 def language_model() -> Iterator[LanguageModel]:
     model = LanguageModel()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, answer = model.answer(self.path, self.headers["Authorization"], body)
-            with contextlib.suppress(OSError):  # the service may have given up
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
+            self.answer(*model.answer(self.path, self.headers["Authorization"], json.loads(self.body())))
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    model.url = f"http://127.0.0.1:{server.server_port}/v1"
-    try:
-        yield model
-    finally:
-        model.awake.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving_http(Handler) as port:
+        model.url = f"http://127.0.0.1:{port}/v1"
+        try:
+            yield model
+        finally:
+            model.awake.set()

@@ -12,8 +12,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -133,24 +132,19 @@ def qdrant() -> Iterator[QdrantServer]:
     """Yields a fresh server until the block ends."""
     server, lock = QdrantServer(), threading.Lock()
 
-    class Handler(QuietHandler, BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = self.body()
             if server.away:
                 return
             with lock:
-                status, answer = self._answer(self.path.partition("?")[0], body)
+                status, answer = self._find(self.path.partition("?")[0], body)
             content = answer.model_dump_json() if isinstance(answer, BaseModel) else json.dumps(answer)
-            written = f'{{"result":{content},"status":"ok","time":0.0}}'.encode()
-            with suppress(ConnectionError):  # a client that did not wait
-                self.send_response(status)
-                self.send_header("content-length", str(len(written)))
-                self.end_headers()
-                self.wfile.write(written)
+            self.answer(status, f'{{"result":{content},"status":"ok","time":0.0}}'.encode())
 
-        do_PUT = do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - the names that the library calls
+        do_PUT = do_POST = do_PATCH = do_DELETE = do_GET
 
-        def _answer(self, path: str, body: bytes) -> tuple[int, Any]:
+        def _find(self, path: str, body: bytes) -> tuple[int, Any]:
             if server.key is not None and self.headers.get("api-key") != server.key:
                 return 401, None
             if (status := server.refuse(self.command, path)) is not None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import http.server
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
@@ -20,6 +18,7 @@ import pytest
 from indexer.command import COLLECTION
 from models.package import BUNDLED_ENCODER
 from service.settings import ENV_PREFIX, Settings
+from tests.support.http_thread import QuietHandler, serving_http
 from tests.unit.deploy.support import (
     REPOSITORY,
     copied_sources,
@@ -112,18 +111,12 @@ def test_onnx_runtime_telemetry_is_off() -> None:
 def live_port() -> Iterator[int]:
     """Yields the port of a server that answers only that it is alive."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/livez" else 404)
-            self.end_headers()
+            self.answer(200 if self.path == "/livez" else 404)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
+    with serving_http(Handler) as port:
+        yield port
 
 
 @pytest.mark.parametrize("target", TARGETS)

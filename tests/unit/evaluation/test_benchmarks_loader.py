@@ -4,9 +4,7 @@ import gzip
 import json
 import shutil
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import socket
 
@@ -18,6 +16,7 @@ from models.evaluation import benchmarks as spec
 from models.evaluation.benchmarks import loader as libraries
 from models.evaluation.benchmarks.loader import listing, load
 from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet
+from tests.support.http_thread import QuietHandler, serving_http
 
 BENCHMARK = """
 title = "Ours"
@@ -196,14 +195,11 @@ def test_a_missing_data_folder_is_an_error(data: Path) -> None:
         load("ours", data / "nowhere")
 
 
-class _Forbidden(BaseHTTPRequestHandler):
+class _Forbidden(QuietHandler):
     """A hub that can be reached, but answers with an error."""
 
     def do_HEAD(self) -> None:
-        self.send_error(403)
-
-    def log_message(self, *_: object) -> None:
-        """Logs nothing."""
+        self.answer(403)
 
 
 def use_as_hub(monkeypatch: pytest.MonkeyPatch, port: int) -> str:
@@ -216,15 +212,9 @@ def use_as_hub(monkeypatch: pytest.MonkeyPatch, port: int) -> str:
 
 @pytest.fixture
 def answering_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Forbidden) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        use_as_hub(monkeypatch, server.server_address[1])
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_http(_Forbidden) as port:
+        use_as_hub(monkeypatch, port)
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -90,15 +89,11 @@ def test_the_given_number_of_requests_is_sent_at_once(tmp_path: Path) -> None:
     """Every request waits until four have arrived: fewer at once would time out."""
     together = threading.Barrier(4, timeout=20)
 
-    class Handler(QuietHandler, BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+            self.body()
             together.wait()
-            content = b'{"choices": [{"message": {"content": "d"}}]}'
-            self.send_response(200)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.answer(200, b'{"choices": [{"message": {"content": "d"}}]}')
 
     with serving_http(Handler) as port:
         endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", attempts=1)

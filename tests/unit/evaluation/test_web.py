@@ -3,7 +3,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -95,7 +94,7 @@ def test_an_answer_that_cannot_be_decompressed_is_retried() -> None:
 def test_an_endless_answer_is_aborted() -> None:
     ended = threading.Event()
 
-    class Dripping(QuietHandler, BaseHTTPRequestHandler):
+    class Dripping(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
@@ -134,13 +133,10 @@ def test_every_thread_gets_a_connection() -> None:
     callers = 110  # more than httpx opens by default
     together = threading.Barrier(callers)
 
-    class Handler(QuietHandler, BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             together.wait(60)
-            self.send_response(200)
-            self.send_header("content-length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
+            self.answer(200, b"{}")
 
     with serving_http(Handler) as port, ThreadPoolExecutor(callers) as pool:
         endpoint = Endpoint(f"http://127.0.0.1:{port}", attempts=1)
