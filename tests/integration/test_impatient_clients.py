@@ -8,13 +8,11 @@ import http.client
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from models.encoder.onnx import OnnxEncoder
-from tests.api.support import ENCODER, Built, build_collection
+from tests.api.support import Built
 from tests.integration.processes import WAIT_SECONDS, Service, service
 
 REQUESTS = 12
@@ -26,12 +24,6 @@ DEPLOYMENTS = {
     "two workers and an engine process": {"CARE_WORKERS": "2", "CARE_ENGINE": "process"},
     "a process cache": {"CARE_LRU_MB": "16"},
 }
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    root: Path = tmp_path_factory.mktemp("impatient") / "collection"
-    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
 
 
 @pytest.fixture(scope="module", params=DEPLOYMENTS)

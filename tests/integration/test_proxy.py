@@ -9,19 +9,13 @@ import httpx
 import pytest
 
 from loadtest.lab.overload import proxy
-from models.encoder.onnx import OnnxEncoder
 from service.engine.local import InProcessEngine
 from tests.api.gate import Gate
 from tests.api.live import live
-from tests.api.support import Built, build_collection, make_settings
+from tests.api.support import Built, make_settings
 
 WAIT_SECONDS = 60.0
 CLIENTS = 8
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
-    return build_collection(tmp_path_factory.mktemp("proxy") / "collection", encoder)
 
 
 @pytest.fixture

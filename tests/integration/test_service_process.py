@@ -18,22 +18,15 @@ import httpx
 import pytest
 
 from indexer.store.collection import Collection
-from models.encoder.onnx import OnnxEncoder
 from service.errors import PortTaken
 from service.processes.server import serve
 from service.settings import Settings
-from tests.api.support import ENCODER, PATIENT, Built, build_collection, copy_collection
+from tests.api.support import ENCODER, PATIENT, Built, copy_collection
 from tests.integration.processes import until
 
 WAIT_SECONDS = 60.0
 SERVE = "from service.processes.server import serve; from service.settings import Settings; serve(Settings())"
 READY = re.compile(r"CARE Search is ready at (http://127\.0\.0\.1:(\d+)) \(8 documents, snapshot (\S+)\)\n")
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    root: Path = tmp_path_factory.mktemp("process") / "collection"
-    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
 
 
 @contextlib.contextmanager

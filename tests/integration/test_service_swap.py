@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import httpx
 import pytest
 
 from indexer.store.collection import Collection
-from models.encoder.onnx import OnnxEncoder
-from tests.api.support import ENCODER, Built, build_collection, make_settings, running
+from tests.api.support import Built, make_settings, running
 
 SWAPS = 20
 CLIENTS = 8
@@ -21,12 +19,6 @@ BODIES = [
     {"query": ["头痛"] * 12, "mode": "hybrid", "top_k": 5, "fields": ["text"]},
     {"query": "心肺复苏", "filters": [{"field": "kind", "eq": "first-aid"}]},
 ]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    root: Path = tmp_path_factory.mktemp("swap") / "collection"
-    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
 
 
 @pytest.mark.anyio

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from indexer.store.collection import Collection
-from models.encoder.onnx import OnnxEncoder
-from tests.api.support import ENCODER, Built, build_collection, copy_collection
+from tests.api.support import ENCODER, Built, copy_collection
 from tests.integration.processes import SERVE, WAIT_SECONDS, Load, Service, assert_unmixed, service, until
 
 BODIES = [
@@ -24,12 +23,6 @@ BODIES = [
 ]
 POSTS = {"worker 1", "worker 2"}
 RESTARTS = 'care_restarts_total{process="worker"}'
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    root: Path = tmp_path_factory.mktemp("workers") / "collection"
-    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
 
 
 @pytest.fixture(scope="module")

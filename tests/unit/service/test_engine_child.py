@@ -15,10 +15,9 @@ import pytest
 from service.errors import StartFailed
 from service.processes import supervisor as module
 from service.processes.supervisor import STARTS, Child
+from tests.support.waiting import WAIT_SECONDS, until
 
 pytestmark = pytest.mark.anyio
-
-WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +53,6 @@ async def supervised(script: ScriptedChild) -> AsyncIterator[Child]:
         await script.child.end(WAIT_SECONDS)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
 
 
 async def test_the_message_of_a_process_is_received_and_the_process_is_ended(tmp_path: Path) -> None:
