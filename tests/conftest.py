@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,6 +83,14 @@ def _authorities_are_read_once() -> Iterator[None]:
             lambda verify=True, **others: trusted if verify is True else create_ssl_context(verify, **others),
         )
         yield
+
+
+@pytest.fixture
+def keep_signals() -> Iterator[None]:
+    """Restores the handler of SIGTERM, which `cli.main` sets."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,8 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec, Side
 from models.errors import SpaceMismatch
 
+pytestmark = pytest.mark.usefixtures("keep_signals")
+
 ROWS = [
     {"_id": "hypertension", "title": "高血压用药", "text": "氨氯地平是治疗高血压的常用药。"},
     {"_id": "diabetes", "title": "糖尿病饮食", "text": "糖尿病人应当控制主食，监测血糖。"},
@@ -32,13 +34,6 @@ ROWS = [
 ]
 VECTOR = np.eye(1, 512, dtype=np.float16)
 BUNDLED = Path("models/pretrained/care-small-zh")
-
-
-@pytest.fixture(autouse=True)
-def keep_signals() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 class Place:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +14,12 @@ from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Manifest
 from tests.support.qdrant_server import QdrantServer, qdrant
 
+pytestmark = pytest.mark.usefixtures("keep_signals")
+
 ROWS = [
     {"_id": f"d{number}", "title": title, "text": f"{title}的处理和用药。", "metadata": {"number": number}}
     for number, title in enumerate(["高血压", "糖尿病", "发热", "骨折"])
 ]
-
-
-@pytest.fixture(autouse=True)
-def keep_signals() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,14 +21,9 @@ from models.encoder.spec import EncoderSpec
 from models.errors import CareError
 from models.package import BUNDLED_PAIR, care_version
 
+pytestmark = pytest.mark.usefixtures("keep_signals")
+
 CORPUS = Path("examples/corpus.jsonl")
-
-
-@pytest.fixture(autouse=True)
-def keep_signals() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -55,24 +49,13 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("index", "build", "x", "--threads", "-1"), "'-1' is not a whole number above 0"),
         (("index", "build", "x", "--passage-tokens", "0"), "'0' is not a whole number above 0"),
         (("demo", "--port", "abc"), "invalid int value: 'abc'"),
-    ],
-)
-def test_wrong_arguments_give_a_one_line_error(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert message in failure(capsys, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (("export", "a", "b", "--variants", "int3"), "'int3' is none of fp32, fp16, int8"),
         (("index", "build", "a", "--precision", "fp4"), "'fp4' is none of "),
         (("eval", "a", "--fusion", "sum"), "'sum' is none of "),
     ],
 )
-def test_an_invalid_choice_gives_an_error_with_the_choices(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+def test_wrong_arguments_give_a_one_line_error(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in failure(capsys, *arguments)
 

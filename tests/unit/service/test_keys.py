@@ -163,12 +163,6 @@ def test_a_key_is_printed_even_if_its_line_in_the_audit_log_cannot_be_written(
     assert "audit.jsonl: No such file" in printed.err
 
 
-def test_an_unknown_scope_is_answered_with_the_known_ones(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["keys", "--file", str(path), "create", "reader", "--scope", "read"])
-    assert "choose from 'search', 'write', 'admin'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

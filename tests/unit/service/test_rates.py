@@ -7,16 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.limits import Rate, Rates
+from tests.unit.service.support import Clock
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize(("text", "rate"), [("50/s", Rate(50, 1)), ("7/m", Rate(7, 60)), ("1/d", Rate(1, 86_400))])
