@@ -153,9 +153,9 @@ def test_exports_of_one_encoder_share_an_identity_and_those_of_another_do_not(tr
     assert not other.identities & own.identities
 
 
-def optimum_folder(folder: Path, architecture: str = "bert") -> None:
+def optimum_folder(folder: Path) -> None:
     """Writes a folder as Optimum does: a graph with token types, the configuration, the tokenizer; no weights."""
-    encoder = tiny_encoder(architecture)
+    encoder = tiny_encoder("bert")
     encoder.backbone.config.save_pretrained(folder)
     export_backbone(encoder.backbone, folder / "model.onnx")
     tiny_tokenizer().save(str(folder / "tokenizer.json"))

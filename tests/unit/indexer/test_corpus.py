@@ -37,9 +37,9 @@ def read(*paths: Path, fields: FieldMap | None = None) -> list[Document]:
         return list(read_corpus(paths, fields or FieldMap(), Rejects(None), ids))
 
 
-def read_skipping(path: Path, rejects_file: Path, fields: FieldMap | None = None) -> tuple[list[Document], list[dict]]:
+def read_skipping(path: Path, rejects_file: Path) -> tuple[list[Document], list[dict]]:
     with Rejects(rejects_file) as rejects, no_ids() as ids:
-        documents = list(read_corpus([path], fields or FieldMap(), rejects, ids))
+        documents = list(read_corpus([path], FieldMap(), rejects, ids))
     lines = [json.loads(line) for line in rejects_file.read_bytes().splitlines()] if rejects_file.exists() else []
     assert len(lines) == rejects.count
     return documents, lines

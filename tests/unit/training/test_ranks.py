@@ -87,18 +87,18 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
     assert [["dev" in line for line in log] for log in logs] == 2 * [[False, False, True] * 2]
 
 
-def _launch(command: list[str], size: int = 2) -> None:
-    """Starts processes like `accelerate launch`: through variables of their environment."""
+def _launch(command: list[str]) -> None:
+    """Starts two processes like `accelerate launch`: through variables of their environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": "2"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     common = os.environ | shared | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
     processes = [
         subprocess.Popen(
             command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
         )
-        for rank in range(size)
+        for rank in range(2)
     ]
     try:
         for process in processes:

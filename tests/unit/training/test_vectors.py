@@ -23,10 +23,10 @@ class Killed(Exception):
     pass
 
 
-def a_reader(tokens: int = 60) -> tuple[Reader, TokenTable]:
+def a_reader() -> tuple[Reader, TokenTable]:
     encoder = toy_encoder("bert").eval()
     table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, Ranks(0, 1, CPU))
-    return Reader(encoder, Ranks(0, 1, CPU), tokens=tokens, precision="fp32"), table
+    return Reader(encoder, Ranks(0, 1, CPU), tokens=60, precision="fp32"), table
 
 
 def kept_by(reader: Reader, texts: Texts, folder: Path, function: str = "e") -> Kept:
