@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import median
 
 from loadtest.answers import read_queries
-from loadtest.harness import REPOSITORY, BenchError
+from loadtest.harness import QUERIES, BenchError
 from loadtest.harness.generator import MAX_SECONDS, STAGES, Job, Measurement, measure
 from loadtest.harness.machine import settings, versions
 from loadtest.harness.report import (
@@ -48,7 +48,6 @@ from loadtest.harness.report import (
 )
 from loadtest.harness.servers import CACHE, FORCED, bare_server, build_example, care_server, get, running
 
-QUERIES = REPOSITORY / "examples" / "queries.jsonl"
 ROUNDS = 5
 SECONDS = 2.0
 WARM_UP_SECONDS = 1.0

@@ -29,12 +29,11 @@ from locust.runners import WorkerRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from loadtest import answers
-from loadtest.harness import PATH, REPOSITORY, BadQueries
+from loadtest.harness import PATH, QUERIES, BadQueries
 from loadtest.limits import verdict
 
 T = TypeVar("T")
 
-QUERIES = REPOSITORY / "examples" / "queries.jsonl"
 REFUSED = "refused (429)"
 MODES, MODE_WEIGHTS = ("hybrid", "dense", "lexical"), (6, 3, 1)
 TOP_K, TOP_K_WEIGHTS = (10, 5, 20, 50), (6, 2, 1, 1)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+QUERIES = REPOSITORY / "examples" / "queries.jsonl"
 HOST = "127.0.0.1"
 PATH, READY = "/v1/search", "/readyz"
 URL = re.compile(rf"http://{re.escape(HOST)}:(\d{{1,5}})/?", re.ASCII)

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.answers import read_queries
-from loadtest.bench import QUERIES
-from loadtest.harness import HOST, REPOSITORY, BenchError
+from loadtest.harness import HOST, QUERIES, REPOSITORY, BenchError
 from loadtest.harness.report import Program, exit_with, say
 from loadtest.harness.servers import CACHE, CORPUS, Server, build_example, care_server, free_port, get, running
 from loadtest.lab.crowd import Crowd

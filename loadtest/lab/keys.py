@@ -33,8 +33,8 @@ from pathlib import Path
 from statistics import median
 
 from loadtest.answers import read_queries
-from loadtest.bench import CACHED, QUERIES
-from loadtest.harness import HOST, REPOSITORY, BenchError
+from loadtest.bench import CACHED
+from loadtest.harness import HOST, QUERIES, REPOSITORY, BenchError
 from loadtest.harness.generator import MAX_SECONDS, Job, drive
 from loadtest.harness.machine import main_thread_seconds, processor_seconds
 from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, table

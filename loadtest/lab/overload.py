@@ -26,8 +26,7 @@ from itertools import count
 from pathlib import Path
 
 from loadtest.answers import read_queries
-from loadtest.bench import QUERIES
-from loadtest.harness import HOST, PATH, REPOSITORY, BenchError, port_of, servers
+from loadtest.harness import HOST, PATH, QUERIES, REPOSITORY, BenchError, port_of, servers
 from loadtest.harness.generator import MAX_OPEN_CONNECTIONS, Job, Measurement, measure
 from loadtest.harness.machine import sampled, settings
 from loadtest.harness.report import Program, Quantiles, exit_with, failures_text, markdown, percentile, table

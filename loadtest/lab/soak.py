@@ -18,8 +18,7 @@ from pathlib import Path
 from statistics import linear_regression
 
 from loadtest.answers import read_queries
-from loadtest.bench import QUERIES
-from loadtest.harness import BenchError, servers
+from loadtest.harness import QUERIES, BenchError, servers
 from loadtest.harness.generator import MAX_SECONDS, Job, measure
 from loadtest.harness.machine import descriptors, private_mb, process_tree
 from loadtest.harness.report import Program, exit_with, failures_text, markdown, percentile, say, table

@@ -11,7 +11,7 @@ import pytest
 from loadtest import bench
 from loadtest.answers import read_queries
 from loadtest.bench import BARE, CACHED, SCENARIOS, Bench, Report, Scenario, main, make_report
-from loadtest.harness import BenchError, machine
+from loadtest.harness import QUERIES, BenchError, machine
 from loadtest.harness.generator import Job, Measurement
 
 SERVICE = "http://127.0.0.1:8001"
@@ -160,4 +160,4 @@ def test_settings_are_listed_without_secrets() -> None:
 
 
 def test_the_example_queries_exist() -> None:
-    assert len(read_queries(bench.QUERIES)) == 100
+    assert len(read_queries(QUERIES)) == 100
