@@ -14,9 +14,8 @@ from models.curation.frame import Files, read_json, run_step
 from models.curation.judge import JudgeRows
 from models.curation.mine import DEPTH, Pool
 from models.curation.search import Retrievers
-from models.errors import BadData
+from models.evaluation.sets import find_corpus
 
-CORPORA = ("corpus.jsonl", "corpus.jsonl.gz")
 COLUMNS = {
     "queries": "queries", "positives": "labelled positives a query", "judged_positives": "judged positives a query",
     "false_positives": "false positives a query", "false_negatives": "false negatives a query",
@@ -28,13 +27,11 @@ def run_audit(
     folder: Path, out: Path, search: Callable[[Path], Retrievers], judge: JudgeRows, *, split: str, depth: int = DEPTH
 ) -> None:
     """Writes OUT, the judged rows, and its report; `folder` has BEIR's shape, and `search` opens its corpus."""
-    found = [place / name for place in (folder, folder.parent) for name in CORPORA if (place / name).is_file()]
-    if not found:
-        raise BadData(f"{folder}: no corpus.jsonl or corpus.jsonl.gz, neither here nor in the folder above")
+    given = find_corpus(folder)
     labels, corpus, pooled = (out.parent / f"{out.name}.{name}.jsonl" for name in ("labels", "corpus", "pooled"))
     last = Files([pooled], out, kept=[judge.answers])
     run_step(Convert("beir", split), Files([folder / "queries.jsonl"], labels))
-    run_step(Convert("beir-corpus"), Files(found[:1], corpus))
+    run_step(Convert("beir-corpus"), Files([given], corpus))
     run_step(Pool(search(corpus), depth), Files([labels], pooled, [corpus]))
     run_step(judge, last, unprinted=("labels",))
     print(table(read_json(last.report)["labels"]), file=sys.stderr)  # also if the audit was complete already

@@ -106,7 +106,8 @@ class Benchmark(Step):
             shown.append(
                 f"| sts | {len(pairs):,} | {mean(len(pair['a']) for pair in pairs):.1f} | – | – | {same:.1%} same |"
             )
-        judged = [line for file in self.files if (line := _quality(read_json(_report(file))))]
+        reports = (read_json(file.with_name(f"{file.name}.report.json")) for file in self.files)
+        judged = [line for report in reports if (line := _quality(report))]
         quality = judged or ["- no report of the judge step lies beside the input"]
         left = f"- {left_out:,} documents on which judges disagreed were left out of the corpus"
         return "\n".join(
@@ -148,10 +149,6 @@ def _quality(report: Mapping[str, Any]) -> str:
     except (LookupError, TypeError, ValueError):
         return ""
     return f"- {panel}: {count}, Fleiss' kappa {grades} on grades and {relevant} on relevant or not"
-
-
-def _report(file: Path) -> Path:
-    return file.with_name(f"{file.name}.report.json")
 
 
 def _figure(kappa: float | None) -> str:

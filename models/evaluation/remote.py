@@ -16,7 +16,7 @@ from models.encoder.spec import Side
 from models.endpoint import Endpoint, chat
 from models.errors import CareError
 from models.evaluation.cache import Vectors, text_hash, written_whole
-from models.evaluation.readers import Reader
+from models.evaluation.readers import Reader, unit
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import DEPTH, NotApplicable
@@ -182,6 +182,4 @@ class HydeReader:
             return self.reader.read(joined, side, task, cached=cached)
         read = [self.reader.read(texts, side, task, cached=cached)] if self.fusing == "mean" else []
         read += [self.reader.read(documents, Side.DOCUMENT, task, cached=cached) for documents in written]
-        total: Vectors = sum(read[1:], start=read[0])
-        mean: Vectors = total / np.linalg.norm(total, axis=1, keepdims=True)
-        return mean
+        return unit(sum(read[1:], start=read[0]))

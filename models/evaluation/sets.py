@@ -171,7 +171,8 @@ def load_retrieval(folder: Path, split: str = "test") -> RetrievalSet:
 
     With BEIR's qrels/SPLIT.tsv instead, the queries that the split does not judge belong to another one.
     """
-    ids, documents = _corpus(folder)
+    corpus = find_corpus(folder).resolve()
+    ids, documents = _read_corpus(corpus, corpus.stat().st_mtime_ns, corpus.stat().st_size)
     queries = {row["_id"]: (row["text"], number) for row, number in _unique_rows(folder / QUERIES)}
     if not queries:
         raise BadData(f"{folder / QUERIES}: there is no query")
@@ -251,17 +252,18 @@ def _folders(root: Path) -> Iterator[Path]:
         seen.add(real)
 
 
-def _corpus(folder: Path) -> tuple[list[str], list[str]]:
-    """Returns ids and texts; sets that share a corpus and are read one after the other share the lists."""
+def find_corpus(folder: Path) -> Path:
+    """Returns the corpus of a set's folder, which may be in the folder above; raises BadData if there is none."""
     for place in (folder, folder.parent):
         for path in (place / "corpus.jsonl", place / "corpus.jsonl.gz"):
             if path.is_file():
-                return _read_corpus(path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
+                return path
     raise BadData(f"{folder}: no corpus.jsonl or corpus.jsonl.gz, neither here nor in the folder above")
 
 
 @lru_cache(maxsize=1)
 def _read_corpus(path: Path, mtime_ns: int, size: int) -> tuple[list[str], list[str]]:
+    """Returns ids and texts; sets that share a corpus and are read one after the other share the lists."""
     ids, texts = [], []
     for row, number in _unique_rows(path, filled=False):
         title = row.get("title") or ""

@@ -83,7 +83,7 @@ class _Sources:
     def __init__(self, benchmark: Benchmark, data: Path | None) -> None:
         self.benchmark = benchmark
         self._data = data
-        self._hub_problem = cache(lambda: unreachable())  # asked once, and only if a set needs it
+        self._hub_problem = cache(unreachable)  # asked once, and only if a set needs it
 
     def describe(self, item: SetSpec) -> str:
         """Returns where the set comes from, or why it does not; no library is asked."""
