@@ -216,14 +216,14 @@ class _Parser(argparse.ArgumentParser):
     """Reports wrong arguments in one line; sub-parsers are of this class too."""
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:  # noqa: ANN401 (as in argparse)
-        """Names the choices: argparse names the Python type if a value is none of them."""
+        """Names the choices if a value is not among them: argparse names the Python type."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
             if action.choices is None:
                 raise
             known = ", ".join(map(str, action.choices))
-            raise argparse.ArgumentError(action, f"{arg_string!r} is none of {known}") from error
+            raise argparse.ArgumentError(action, f"{arg_string!r} is not one of {known}") from error
 
     def error(self, message: str) -> NoReturn:
         self.exit(1, f"{self.prog}: {' '.join(message.split())}; {self.prog} --help says more\n")

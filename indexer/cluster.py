@@ -108,7 +108,8 @@ class ShardWorker:
         encoder = self._open()
         if encoder.fingerprint != self._fingerprint:
             reason = f"its encoder is {encoder.fingerprint}, this machine's {self._fingerprint}"
-            raise BadCluster(f"{reason}; copy the same folder to every node, or name the numbers that all can run")
+            advice = "copy the same folder to every node, or choose a --variant or --precision that all can run"
+            raise BadCluster(f"{reason}; {advice}")
         return encoder
 
 

@@ -253,7 +253,7 @@ def _suggest(arguments: Namespace, collection: Collection) -> Iterator[str]:
         times = f"{one.sample_ms:7.2f}  {one.expected_ms:11.2f}"
         yield f"{one.kind:8}  {recall:>9}  {one.depth:5}  {times}  {one.expected_bytes / 1e6:11.0f}"
     if sample < LEAST_ROWS_FOR_LISTS:
-        yield f"ivf-pq and rabitq are not measured: they want {LEAST_ROWS_FOR_LISTS} passages"
+        yield f"ivf-pq and rabitq are not measured: they need {LEAST_ROWS_FOR_LISTS} passages"
     yield f"--index {propose(measured, memory).kind}"
 
 

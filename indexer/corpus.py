@@ -1,6 +1,6 @@
 """Streams documents from corpus files, and those of the service's log after them (`indexer.log_changes`).
 
-Every row that makes no good document is rejected with its reason. Field names are BEIR's (_id, title, text, metadata)
+A row that is not a valid document is rejected with the reason. Field names are BEIR's (_id, title, text, metadata)
 unless a FieldMap says otherwise. A document has a text or a title.
 """
 
@@ -63,7 +63,7 @@ class Rejects(AbstractContextManager["Rejects"]):
         if self.count and self.path is None:
             more = f"; and {self.count - len(self._first)} more" if self.count > len(self._first) else ""
             raise BadCorpus(
-                f"{self.count} bad rows: {'; '.join(self._first)}{more}. Mend them, or set them aside with --skip-bad"
+                f"{self.count} bad rows: {'; '.join(self._first)}{more}. Correct them or set them aside with --skip-bad"
             )
 
 
@@ -99,7 +99,7 @@ class Document(NewDocument):
 
 
 class _BadRow(Exception):
-    """Why a row makes no document."""
+    """The reason why a row is not a document."""
 
 
 def read_corpus(

@@ -91,7 +91,7 @@ class DeviceEncoder:
             facts = [cast(Facts, self._receive(connection)) for connection in self._connections]
             first = facts[0]
             if others := [own for own, its in zip(devices, facts, strict=True) if its.fingerprint != first.fingerprint]:
-                raise BadBuild(f"{others[0]} computes in other numbers than {devices[0]}; name devices of one kind")
+                raise BadBuild(f"{others[0]} computes in another precision than {devices[0]}; name devices of one kind")
         except BaseException:
             self.close()
             raise
@@ -148,7 +148,7 @@ class DeviceEncoder:
         return answer
 
     def _died(self, connection: Connection) -> BadBuild:
-        reason = "its process died, perhaps for want of memory"
+        reason = "its process died, perhaps because memory ran out"
         return BadBuild(
             f"{self._connections[connection]}: {reason}; run the same command again: what is encoded is kept"
         )

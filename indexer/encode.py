@@ -146,7 +146,9 @@ def embed(
         work.do(texts_of(missing), len(missing), encoder)
         # Read back rather than remembered: what is used is what the disk has.
         if reuse.show(list(work.place.read(encoder.spec.dim))):
-            raise BadBuild(f"{work.place}: what was just written reads otherwise; check the disk, then build again")
+            raise BadBuild(
+                f"{work.place}: what was just written reads back differently; check the disk, then build again"
+            )
     return reuse, len(missing), reused
 
 

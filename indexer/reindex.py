@@ -138,7 +138,7 @@ def reindex(
         summary, removed = _run(corpus, collection, encoders, options, release)
     except Busy:
         raise
-    except BaseException as error:  # a stopped run is no success either
+    except BaseException as error:  # a stopped run has failed too
         reason = " ".join(str(error).split()) or type(error).__name__
         line = reason if isinstance(error, Exception) else "stopped before its end; the same command goes on"
         send(report, collection, Outcome(line, time.monotonic() - started))
@@ -233,7 +233,7 @@ def _require_documents(summary: BuildSummary, most: float, served: Manifest | No
         raise Blocked(
             f"{summary.version} is built but not published: {missing} of the {before} served documents of the corpus "
             f"would vanish ({missing / before:.1%}; at most {most:.1%} may). If the corpus is right, give "
-            f"--max-removed {math.ceil(1000 * missing / before) / 1000}; else mend the corpus and build again"
+            f"--max-removed {math.ceil(1000 * missing / before) / 1000}; else correct the corpus and build again"
         )
 
 

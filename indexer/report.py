@@ -126,7 +126,7 @@ def call_webhook(url: str, outcome: Outcome) -> None:
             request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
             urllib.request.urlopen(request).close()
         except (OSError, ValueError, HTTPException) as error:  # HTTP errors and refused connections are OSErrors
-            warn(f"the webhook was not told ({error})")
+            warn(f"the webhook failed ({error})")
 
     # In a thread that is left behind: urllib's timeout covers each read, not the whole call or name resolution.
     thread = threading.Thread(target=post, name="webhook", daemon=True)

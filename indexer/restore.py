@@ -59,7 +59,7 @@ def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> bool:
     except BaseException as error:
         _clear(folder, keys)  # so that the same command may be given again
         if isinstance(error, DAMAGE):
-            raise BadBackup(f"{file} is no whole backup ({error}); take another one") from error
+            raise BadBackup(f"{file} is not a complete backup ({error}); take another one") from error
         raise
     os.sync()
     if pointer:

@@ -176,7 +176,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
             header = next(reader, [])
             source().decode("utf-8")
         except csv.Error as error:
-            raise BadCorpus(f"{path}: its first line, the columns, is not CSV ({error}); mend it") from error
+            raise BadCorpus(f"{path}: its first line, the columns, is not CSV ({error}); correct it") from error
         except UnicodeDecodeError as error:
             raise BadCorpus(f"{path}: its first line is {_not_utf8(source(), error)}") from error
         if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):

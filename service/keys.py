@@ -52,7 +52,7 @@ RateText = Annotated[str, AfterValidator(_is_rate)]
 class KeyRecord(BaseModel):
     """A key in the file.
 
-    Its hash is plain SHA-256: the secret has 256 random bits, so nobody finds it by trying, and a slow hash with a
+    Its hash is plain SHA-256: the secret has 256 random bits, so it cannot be found by trying, and a slow hash with a
     salt, made for passwords that people choose, would protect nothing and cost every request milliseconds.
     """
 

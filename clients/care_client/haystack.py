@@ -103,7 +103,7 @@ def _clause(condition: Mapping[str, Any]) -> Json:
     parts = [_clause(each) for each in condition["conditions"]]
     if operator == "OR":
         return {"any": parts}
-    # The service has no "all" inside of others: it is that none of them fails. NOT denies its conditions together.
+    # The service has no nested "all": all conditions hold if none fails. NOT negates their conjunction.
     one_fails = {"any": [{"not": part} for part in parts]}
     return one_fails if operator == "NOT" else {"not": one_fails}
 

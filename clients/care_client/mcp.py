@@ -69,7 +69,7 @@ def run(arguments: Namespace) -> None:
         asyncio.run(_serve_stdio(server))
     else:
         host, port = arguments.http
-        # Stateless: a restart or a second instance behind a proxy loses no one's session.
+        # Stateless: a restart or a second instance behind a proxy loses no client's session.
         app = server.streamable_http_app(host=host, stateless_http=True, json_response=True)
         uvicorn.run(app, host=host, port=port, log_level="warning")
 
@@ -195,16 +195,16 @@ def _url(text: str) -> str:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        raise ArgumentTypeError(f"{text!r} is no address ({error}); write it as {SERVICE}") from error
+        raise ArgumentTypeError(f"{text!r} is not an address ({error}); write it as {SERVICE}") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise ArgumentTypeError(f"{text!r} is no address; write it as {SERVICE}")
+        raise ArgumentTypeError(f"{text!r} is not an address; write it as {SERVICE}")
     return text
 
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not (port.isdecimal() and int(port) <= MAX_PORT):
-        raise ArgumentTypeError(f"{text!r} is no address; write it as 127.0.0.1:8001, with a port up to {MAX_PORT}")
+        raise ArgumentTypeError(f"{text!r} is not an address; write it as 127.0.0.1:8001, with a port up to {MAX_PORT}")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

@@ -136,7 +136,7 @@ class FreshLog:
         try:
             return self._read(cursor)
         except OSError as error:
-            raise BadLog(f"{self.folder} cannot be read ({error}); mend the disk or its permissions") from error
+            raise BadLog(f"{self.folder} cannot be read ({error}); check the disk and the permissions") from error
 
     def last_segment(self) -> int:
         """Returns the first position of the last segment, 0 if there is none: builds hold nothing from there on."""

@@ -76,7 +76,7 @@ def contestants(prepared: Prepared, folder: Path, only: Sequence[str] = ()) -> l
         server = _care(prepared, "int8", f"-{WORKERS}-{form}", WORKERS)
         ours.append(Contestant(f"CARE int8, {WORKERS} workers{suffix}", server, form, True))
     if unknown := set(only) - {one.name for one in ours}:
-        raise BenchError(f"--only {min(unknown)}: none of {'; '.join(one.name for one in ours)}")
+        raise BenchError(f"--only {min(unknown)}: not one of {'; '.join(one.name for one in ours)}")
     ours = [one for one in ours if not only or one.name in only]
     peers = []
     for threads in THREADS:

@@ -18,7 +18,7 @@ from models.curation.rows import Row, with_texts
 RESIDUAL_DIGITS = 7
 _EXCERPT = 20
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
-# Surnames that seldom begin another word, and those that often do: 高热 and 方法 are no names.
+# Surnames that seldom begin another word, and those that often do: 高热 and 方法 are not names.
 _CLEAR = (
     "王李张刘陈杨赵吴徐孙朱马胡郭林罗梁宋郑韩唐冯董萧曹袁邓傅沈彭吕苏卢蒋蔡贾丁魏薛潘"
     "杜戴钟汪田范谭廖邹熊陆郝邱秦侯邵孟龙阎崔赖龚庞樊殷施翁倪庄耿聂"

@@ -16,7 +16,7 @@ from models.curation.rows import Row, missing_text, read_rows, with_texts
 from models.errors import CareError
 from models.rows import count_units
 
-# Known names only: `a<b and c>d` is no tag.
+# Known names only: `a<b and c>d` is not a tag.
 _TAG = re.compile(
     r"</?(?:a|b|i|u|p|br|hr|em|h[1-6]|html|head|body|li|ol|ul|td|th|tr|div|img|sub|sup|font|span|strong|table|tbody|script|style)"
     r"(?:\s[^<>=]{1,40}=[^<>]{0,300})?\s?/?>",

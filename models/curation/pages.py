@@ -29,7 +29,7 @@ _REGION = re.compile(r"<\|ref\|>[^<]{0,40}<\|/ref\|>|<\|det\|>[^<]{0,200}<\|/det
 _MARKDOWN = re.compile(r"^#{1,6} +|\*\*")
 _DIGITS = re.compile(r"[\d\W]+")
 HEAD_LINES, HEAD_CHARACTERS, HEAD_PAGES = 2, 60, 3
-"""A short line among the first two or last two of so many pages of a source is a running head."""
+"""A line among this many first or last ones, of at most this length, on this many pages of a source."""
 
 Head = tuple[str, str]
 """A source, and a line without digits, spaces and punctuation."""

@@ -34,7 +34,7 @@ FORMS: Sequence[Form] = (
     lambda schema: {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}},
     lambda schema: {"type": "json_object", "schema": schema},
 )
-"""How servers are told the form of an answer: as OpenAI and vLLM take it, and as llama-cpp-python does."""
+"""How a request states the form of its answer: for OpenAI and vLLM, and for llama-cpp-python."""
 NOTHING = "no usable answer"
 RECORD = {"text": str, "refused": str, "prompt_tokens": int, "completion_tokens": int}
 """What is kept of an answer, beside its key and the model's name."""
@@ -136,7 +136,7 @@ class Request:
     prompt: str
     read: Callable[[str], Any]
     reminder: str
-    """What a model is told that gave an answer of no use."""
+    """The message that follows an unusable answer."""
     temperature: float = 0.0
     seed: int = 0
     """Tells apart two answers to one prompt."""
@@ -299,7 +299,7 @@ class AskingStep(Step):
 
     @cached_property
     def reminder(self) -> str:
-        """What a model is told that gave an answer of no use."""
+        """The message that follows an unusable answer."""
         return load("reminder", self.language)
 
     def parameters(self) -> dict[str, Any]:

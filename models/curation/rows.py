@@ -16,7 +16,7 @@ NOT_A_ROW = "not a row with text, or with query and pos"
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[Row | None]:
-    """The rows of JSON-lines files (plain, .gz, .xz) in order; None for a line that is no row."""
+    """The rows of JSON-lines files (plain, .gz, .xz) in order; None for a line that is not a row."""
     for path in files:
         for line in read_lines(path):
             parsed = parse_row(line)
@@ -38,7 +38,7 @@ def passages_of(row: Row) -> list[str]:
 
 
 def whole_text(row: Row) -> str:
-    """The query or title and the passages, in lines: what two equal rows have in common; all of what is no row yet."""
+    """The query or title and the passages, in lines, which equal rows share; the JSON of what is not a row yet."""
     if not is_document(row) and "query" not in row:
         return json.dumps(row, ensure_ascii=False)
     return "\n".join(part for part in (query_of(row), *passages_of(row)) if part)
@@ -57,7 +57,7 @@ def with_texts(row: Row, change: Callable[[str], str | None]) -> Row:
 
 
 def missing_text(row: Row) -> str:
-    """Why a row whose texts were changed is no row any more; empty if it still is one."""
+    """Why a row whose texts were changed is not a row any more; empty if it still is."""
     if is_document(row):
         return "" if row["text"] else "no text left"
     if not row["query"]:

@@ -75,7 +75,7 @@ class Dense:
         file = RecordFile(folder / f"{encoder.fingerprint}-{corpus.digest}.f16", dim, STORED)
         if len(file) != len(corpus.texts):
             with file.locked():
-                # A killed run goes on with a whole batch. What is too long is no file of this corpus.
+                # A killed run goes on with a whole batch. A file that is too long is not this corpus's.
                 file.cut(len(file) // AT_ONCE * AT_ONCE if len(file) < len(corpus.texts) else 0)
                 name = f"encode with {encoder.opened.name}"
                 with Progress(name, "texts", len(corpus.texts), first=len(file)) as progress:

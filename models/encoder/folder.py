@@ -48,7 +48,9 @@ def read_config(folder: Path) -> PretrainedConfig:
     """Reads the backbone's configuration, as a class that transformers has natively."""
     values = read_json(folder / CONFIG_FILE)
     if not isinstance(values, dict):
-        raise BadEncoder(f"{folder}: {CONFIG_FILE} is missing or no object; give a folder with transformers weights")
+        raise BadEncoder(
+            f"{folder}: {CONFIG_FILE} is missing or not an object; give a folder with transformers weights"
+        )
     model_type = values.get("model_type")
     if model_type == "new":
         values = gte_values(values)
@@ -62,7 +64,9 @@ def read_config(folder: Path) -> PretrainedConfig:
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise BadEncoder(f"{folder}: {CONFIG_FILE} does not describe a {model_type}: {error}") from error
     if not hasattr(config, "max_position_embeddings"):
-        raise BadEncoder(f"{folder}: a {model_type} is no encoder here: it does not say how many tokens it can read")
+        raise BadEncoder(
+            f"{folder}: a {model_type} cannot be an encoder here: it does not say how many tokens it can read"
+        )
     if hasattr(config, "use_cache"):
         config.use_cache = False
     return config

@@ -33,6 +33,6 @@ def _was_left(folder: Path) -> bool:
     try:
         with (folder / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # someone else's folder, or one in use
+    except OSError:  # another user's folder, or one in use
         return False
     return True

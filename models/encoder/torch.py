@@ -222,7 +222,7 @@ def read_dense_layers(folder: Path, dtype: torch.dtype) -> Projection | None:
 
 
 def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, strict: bool) -> PreTrainedModel:
-    # A pooler that no one trained would be made up at random, and reported as missing.
+    # A pooler that was not trained would be initialised at random, and reported as missing.
     native = cast(type[PreTrainedModel], MODEL_MAPPING[type(config)])
     pooler = {"add_pooling_layer"} & inspect.signature(native).parameters.keys()
     backbone = load_model(AutoModel, folder, config, dtype, strict=strict, off=pooler)

@@ -44,7 +44,7 @@ class SetDiff:
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("a", type=Path, metavar="A", help="a run that care eval saved")
-    parser.add_argument("b", type=Path, metavar="B", help="the run to hold against it; may be the same one")
+    parser.add_argument("b", type=Path, metavar="B", help="the run to compare with it; may be the same one")
     parser.add_argument("--set", dest="set_name", metavar="NAME", help="only this set (default: all)")
     both = "only this system; given twice: the first of A against the second of B (default: all that both have)"
     parser.add_argument("--system", action="append", metavar="NAME", help=both)
@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> None:
 
 
 def choose_systems(before: Run, after: Run, named: Sequence[str], *, same_run: bool) -> list[tuple[str, str]]:
-    """Returns which system of the first run is held against which of the second."""
+    """Returns which system of the first run is compared with which of the second."""
     ours, theirs = ([facts.name for facts in run.systems] for run in (before, after))
     if len(named) > 2:
         raise CareError("--system may be given once or twice: one of A, one of B")
@@ -97,7 +97,7 @@ def compare(before: Run, after: Run, systems: Sequence[tuple[str, str]], set_nam
         pairs = [pair for pair in pairs if pair[0].set_name == set_name]
     if not pairs:
         wanted = "" if set_name is None else f"--set {set_name}: "
-        raise CareError(f"{wanted}not a set that both were judged on ({', '.join(known) or 'there is none'})")
+        raise CareError(f"{wanted}not a set that both were judged on ({', '.join(known) or 'none'})")
     return [_compare_set(first, second) for first, second in pairs]
 
 

@@ -48,7 +48,7 @@ class RelevanceEvaluator:
         self._measures = [(name, [int(cut) for cut in cuts.split(",")]) for name, _, cuts in parts]
 
     def evaluate(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-        """By query, every measure at every cut-off (`ndcg_cut_10`); queries that no one judged are left out."""
+        """By query, every measure at every cut-off (`ndcg_cut_10`); queries without judgements are left out."""
         return {query: self._one(self._qrels[query], found) for query, found in scores.items() if query in self._qrels}
 
     def _one(self, grades: Mapping[str, int], found: Mapping[str, float]) -> dict[str, float]:
@@ -83,7 +83,7 @@ MEASURES: dict[str, Callable[[Values, Values, int], float]] = {
 
 
 ORGANISATION = "care-search"
-"""mteb wants every model to belong to someone."""
+"""mteb requires an organisation in the name of a model."""
 
 
 class MtebPair:

@@ -360,4 +360,4 @@ def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
                 if content.strip():
                     yield content, number
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadData(f"{path}:{number + 1}: not sound gzip: {error}") from error
+            raise BadData(f"{path}:{number + 1}: damaged gzip: {error}") from error

@@ -260,7 +260,7 @@ def _trace(backbone: PreTrainedModel, target: Any, *, weights: bool) -> nn.Modul
                 do_constant_folding=weights,  # without weights: it would transpose every one of them
             )
         except OnnxExporterError as error:
-            raise ExportError(f"torch makes no graph of a {backbone.config.model_type}: {error}") from error
+            raise ExportError(f"torch cannot export a {backbone.config.model_type}: {error}") from error
     return traced
 
 

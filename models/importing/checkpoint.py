@@ -299,7 +299,7 @@ def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
 def _flat(folder: Path, root: Path, modules: Sequence[SentenceModule], target: Path) -> Path:
     """Copies modules of a sentence-transformers folder, below `root` or itself, so that the first one is the folder."""
     if any(".." in Path(module.path).parts or Path(module.path).is_absolute() for module in modules):
-        raise BadEncoder(f"{folder}: a module lies outside of the folder; this is no published checkpoint")
+        raise BadEncoder(f"{folder}: a module lies outside of the folder; this is not a published checkpoint")
     first, *rest = modules
     shutil.copytree(root / first.path, target)
     for module in rest:

@@ -172,7 +172,7 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
         print(f"tokens are counted by {counted}")
         print(f"index: care index build CORPUS --encoder {name}   serve queries: care serve --encoder {name}")
     graphs = [variant for variant in Variant if variant.filename in spec.checksums]
-    # The folder of an adapter has no tokenizer: it is no encoder yet.
+    # The folder of an adapter has no tokenizer: it is not an encoder yet.
     weights = TOKENIZER_FILE in spec.checksums and any(name.endswith(".safetensors") for name in spec.checksums)
     uses = {Side.DOCUMENT: "index", Side.QUERY: "serve queries"}
     tasks = [use for side, use in uses.items() if side in spec.sides]

@@ -286,7 +286,7 @@ def keep_layers(backbone: PreTrainedModel, layers: int) -> None:
 
 
 def set_dropout(backbone: nn.Module, share: float) -> None:
-    """Sets every dropout of a backbone, those that attention functions are told of too, for as long as it is open."""
+    """Sets every dropout of an open backbone, including the shares that attention functions take as arguments."""
     for module in backbone.modules():
         if isinstance(module, nn.Dropout):
             module.p = share

@@ -46,7 +46,7 @@ def read(files: Sequence[Path]) -> Iterator[Row]:
     for line in (line for path in files for line in read_lines(path)):
         parsed = parse_row(line)
         if isinstance(parsed, str):
-            raise BadData(f"{line.where}: {parsed}; mend or remove the line")
+            raise BadData(f"{line.where}: {parsed}; correct or remove the line")
         row, pair = parsed
         yield row | {"source": pair.source}, pair
 

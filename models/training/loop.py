@@ -62,7 +62,7 @@ class Progress:
     best_step: int | None = None
     scale: float | None = None
     seconds: float = 0.0
-    """What they took, in a stage that has only so many minutes."""
+    """What they took, in a stage with a time limit."""
     data: str = ""
     """A hash of the rows; older checkpoints have none."""
 

@@ -151,7 +151,7 @@ def stretch(scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Contrasted:
-    """A batch as vectors; query i is answered by document i, and `answers` says which others are no negatives.
+    """A batch as vectors; query i is answered by document i, and `answers` says which others are not negatives.
 
     Shapes: queries (queries, at least dim), documents (documents, at least dim), hard negatives after the positives,
     targets (queries, dim), all others (queries, documents).

@@ -203,7 +203,7 @@ class Passes:
 
 
 def _cut(lengths: Rows, tokens: int, *, packed: bool) -> list[tuple[Rows, int]]:
-    """Returns chunks of at most so many tokens (or one text), and how many each has, padding included."""
+    """Returns chunks of at most `tokens` tokens (or one text), and the number in each, padding included."""
     if not packed:
         return [(chunk, len(chunk) * int(lengths[chunk].max())) for chunk in chunks_of(lengths, tokens)]
     ends, chunks, first = np.cumsum(lengths), list[tuple[Rows, int]](), 0
@@ -229,7 +229,7 @@ def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
 
 
 def has_room(device: torch.device, size: int) -> bool:
-    """Whether an array of so many bytes is to lie on the device; if not, a step gathers its rows where it is."""
+    """Returns whether an array of `size` bytes goes to the device; if not, each step gathers its rows."""
     return device.type == "cuda" and size < torch.cuda.mem_get_info(device)[0] * LARGEST_SHARE
 
 

@@ -153,7 +153,7 @@ class Recipe(Section):
             self._check_head(name)
         for name, config in self.encoders.items():
             if config.copy_of is not None and config.copy_of not in starts:
-                raise ValueError(f"encoders.{name}.copy_of: {config.copy_of!r} is no encoder with a start of its own")
+                raise ValueError(f"encoders.{name}.copy_of: {config.copy_of!r} is not an encoder with its own start")
             if config.beside is not None:
                 self._check_beside(name, config.beside)
         if wrong := RESERVED & {*self.encoders, *self.stages}:
@@ -164,7 +164,7 @@ class Recipe(Section):
         """Refuses to train one of two joined encoders in a stage that joins them, and a second way of joining."""
         where, other = f"encoders.{name}.beside", self.encoders.get(beside.encoder)
         if other is None or other.beside is not None:
-            raise ValueError(f"{where}: {beside.encoder!r} is no encoder that stands alone")
+            raise ValueError(f"{where}: {beside.encoder!r} is not an encoder that stands alone")
         if any({name, beside.encoder} & set(trained_by(stage)) for stage in self.stages.values()):
             raise ValueError(f"{where}: neither {name!r} nor {beside.encoder!r} can be trained; train a copy of it")
         if any(config.beside not in (None, beside) for config in self.encoders.values()):

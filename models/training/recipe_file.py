@@ -68,7 +68,7 @@ def _put(values: Tables, path: Sequence[str], value: object) -> None:
     elif rest:
         below = values.setdefault(first, {})
         if not isinstance(below, dict):
-            raise BadData(f"--set: {first} is no table, so it has no {'.'.join(rest)}")
+            raise BadData(f"--set: {first} is not a table, so it has no {'.'.join(rest)}")
         _put(below, rest, value)
     else:
         values[first] = value

@@ -72,7 +72,7 @@ class Loss(Section):
     lexical_share: Share = 0.0
     """How much of the teacher's score is BM25."""
     false_negative_margin: Finite | None = None
-    """Documents that the teacher scores above the positive by more than this are no negatives."""
+    """Documents that the teacher scores above the positive by more than this are not negatives."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """dot: inner products of trained vectors as they are. What is written is searched by cosine all the same."""
     temperature: Above = 0.02

@@ -70,7 +70,7 @@ class Study(BaseModel):
             fault = error.errors()[0]
             raise BadData(f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
         if len(set(study.seeds)) < len(study.seeds):
-            raise BadData(f"{path}: seeds: one is there twice")
+            raise BadData(f"{path}: seeds: one is given twice")
         if own := next((name for name, tables in study.variants.items() if SEED in tables), None):
             raise BadData(f"{path}: variants.{own}.{SEED}: the study's seeds count; leave it out")
         return study

@@ -291,7 +291,7 @@ def _request_id(headers: Mapping[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id")
     if given is not None and SANE_ID.fullmatch(given):
         return given.decode("ascii")
-    return f"{getrandbits(64):016x}"  # it is no secret, and the system's random bytes take three times as long
+    return f"{getrandbits(64):016x}"  # it is not a secret, and the system's random bytes take three times as long
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ def count_facets(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str,
         return known
     texts = {name for name, kind in serving.overlay.kinds.items() if kind == TEXT}
     counted = {name: Counter(counts) for name, counts in known.items() if name in texts}
-    # A field with too many values in the snapshot is no facet, even if posted documents have few of them.
+    # A field with too many values in the snapshot is not a facet, even if posted documents have few of them.
     crowded = {name for name, kind in main.kinds.items() if kind == TEXT} - set(known)
     gone = np.array(sorted(serving.overlay.gone), np.int64)
     if within:

@@ -139,7 +139,7 @@ def test_an_address_without_a_usable_port_is_refused(address: str, capsys: pytes
     with pytest.raises(SystemExit) as ended:
         sys.exit(cli.main(["mcp", "--url", "http://127.0.0.1:1", "--http", address]))
     assert ended.value.code == 1
-    assert "is no address; write it as 127.0.0.1:8001" in capsys.readouterr().err
+    assert "is not an address; write it as 127.0.0.1:8001" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:80x", "http://", "ftp://127.0.0.1"])

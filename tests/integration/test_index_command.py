@@ -355,7 +355,7 @@ def test_diff_and_suggest_print_a_few_lines(place: Place) -> None:
     assert "answers: 0 of 1 queries" in place.care("diff", first, first, "--queries", queries)[1]
     code, out, _ = place.care("suggest", "--passages", 10)
     assert code == 0
-    assert out.splitlines()[-2] == "ivf-pq and rabitq are not measured: they want 1000 passages"
+    assert out.splitlines()[-2] == "ivf-pq and rabitq are not measured: they need 1000 passages"
     assert out.splitlines()[-1].startswith("--index ")
     assert "content " in place.care("verify")[1]
     documents = place.collection.folder(second) / "documents.bin"

@@ -45,7 +45,7 @@ def forks() -> Iterator[Run]:
             return int(server.stdout.readline())
 
         try:
-            assert run(["--help"]) == 0  # answered after the imports, which are no part of a step's work
+            assert run(["--help"]) == 0  # answered after the imports, which are not part of a step's work
             yield run
         finally:
             os.killpg(server.pid, signal.SIGKILL)

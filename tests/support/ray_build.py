@@ -55,7 +55,7 @@ def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_SECONDS
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError("waited in vain")
+            raise TimeoutError("the condition never held")
         time.sleep(0.02)
 
 

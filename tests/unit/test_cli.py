@@ -49,9 +49,9 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("index", "build", "x", "--threads", "-1"), "'-1' is not a whole number above 0"),
         (("index", "build", "x", "--passage-tokens", "0"), "'0' is not a whole number above 0"),
         (("demo", "--port", "abc"), "invalid int value: 'abc'"),
-        (("export", "a", "b", "--variants", "int3"), "'int3' is none of fp32, fp16, int8"),
-        (("index", "build", "a", "--precision", "fp4"), "'fp4' is none of "),
-        (("eval", "a", "--fusion", "sum"), "'sum' is none of "),
+        (("export", "a", "b", "--variants", "int3"), "'int3' is not one of fp32, fp16, int8"),
+        (("index", "build", "a", "--precision", "fp4"), "'fp4' is not one of "),
+        (("eval", "a", "--fusion", "sum"), "'sum' is not one of "),
     ],
 )
 def test_wrong_arguments_give_a_one_line_error(

@@ -92,7 +92,7 @@ class PackedEncoder:
             weights = read_weights(encoder.backbone, encoder.spec.max_length, place, fp8=chosen is Precision.FP8)
         except torch.OutOfMemoryError as error:
             raise OutOfDeviceMemory(
-                f"{place} has not the memory for the weights of {folder} in {chosen}; free it or use a larger one, "
+                f"{place} lacks the memory for the weights of {folder} in {chosen}; free it or use a larger one, "
                 "--precision fp8 or a smaller encoder"
             ) from error
         # Compiling pays if memory is the limit between the products: on a GPU.
@@ -126,7 +126,7 @@ class PackedEncoder:
                 pass  # the exception frees the failed attempt's memory before the next one
             if len(part) == 1:
                 raise OutOfDeviceMemory(
-                    f"{self._device} has not the memory for one text of {len(part[0].tokens)} tokens; "
+                    f"{self._device} lacks the memory for one text of {len(part[0].tokens)} tokens; "
                     "use a larger GPU, --precision fp8 or a smaller encoder"
                 )
             self._halve(sum(len(item.tokens) for item in part))

@@ -57,7 +57,7 @@ class JoinedEncoder:
         small = EncoderSpec.load(verify_file(folder, f"{BESIDE}/{SPEC_FILE}", own).parent).without_instructions()
         matrix = load_file(verify_file(folder, JOIN_FILE, own))[WEIGHT]
         if matrix.shape != (spec.beside.dim + small.dim, spec.dim):
-            raise BadEncoder(f"{folder / JOIN_FILE}: the matrix is of shape {matrix.shape}, which {SPEC_FILE} denies")
+            raise BadEncoder(f"{folder / JOIN_FILE}: the matrix of shape {matrix.shape} does not fit {SPEC_FILE}")
         options = {"device": device, "precision": precision, "token_budget": token_budget, "threads": threads}
         first = PackedEncoder.load(folder, alone(spec), **options)  # type: ignore[arg-type]
         second = PackedEncoder.load(folder / BESIDE, small, **options)  # type: ignore[arg-type]

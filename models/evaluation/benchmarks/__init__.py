@@ -67,11 +67,11 @@ class SetSpec(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.metric not in METRICS[self.kind]:
-            raise ValueError(f"metric {self.metric!r} is none of {', '.join(METRICS[self.kind])}")
+            raise ValueError(f"metric {self.metric!r} is not one of {', '.join(METRICS[self.kind])}")
         if self.mteb and self.hub:
             raise ValueError("give mteb or hub, not both")
         if not (self.mteb or self.hub or self.obtain):
-            raise ValueError("give mteb, hub or obtain: someone must learn how to get the set")
+            raise ValueError("give mteb, hub or obtain, which says how to get the set")
         return self
 
 

@@ -56,7 +56,7 @@ def test_a_file_lists_its_sets_and_gives_the_benchmark_its_name(tmp_path: Path) 
         ('title = "Ours"', 'title = "Ours"\nowner = "us"', "owner: Extra inputs are not permitted"),
         ('licence = "CC0"', "licence = 3", "licence"),
         ('kind = "sts"', 'kind = "clustering"', "sets.1.kind"),
-        ('metric = "Pearson"', 'metric = "nDCG@10"', "metric 'nDCG@10' is none of Pearson, Spearman"),
+        ('metric = "Pearson"', 'metric = "nDCG@10"', "metric 'nDCG@10' is not one of Pearson, Spearman"),
         ("queries = 4", "queries = 0", "sets.1.counts.queries"),
         ('mteb = "SciFact"', 'mteb = "SciFact"\nhub = "a/b"', "not both"),
         ('obtain = "write it"', "", "give mteb, hub or obtain"),

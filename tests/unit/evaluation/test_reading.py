@@ -105,7 +105,7 @@ def test_a_damaged_gzip_file_is_named_with_the_line(tmp_path: Path, damage) -> N
     whole = gzip.compress((folder / "corpus.jsonl").read_bytes())
     (folder / "corpus.jsonl").unlink()
     (folder / "corpus.jsonl.gz").write_bytes(damage(whole))
-    with pytest.raises(BadData, match=r"corpus\.jsonl\.gz:1: not sound gzip"):
+    with pytest.raises(BadData, match=r"corpus\.jsonl\.gz:1: damaged gzip"):
         load_retrieval(folder)
 
 

@@ -401,7 +401,7 @@ def test_columns_are_reported_and_the_mapping_names_the_used_ones(tmp_path: Path
             gzip.compress(b'{"_id": "1", "text": "x"}', mtime=0),
             r"it begins as gzip does: let .* end in \.gz",
         ),
-        ("c.jsonl", '{"_id": "1", "text": "café"}'.encode("latin-1"), r"not UTF-8 \(byte 26\)\. Mend"),
+        ("c.jsonl", '{"_id": "1", "text": "café"}'.encode("latin-1"), r"not UTF-8 \(byte 26\)\. Correct"),
     ],
 )
 def test_the_error_for_another_known_format_says_how_to_convert_it(

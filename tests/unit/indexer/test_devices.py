@@ -105,7 +105,7 @@ def test_a_device_that_cannot_open_the_encoder_is_reported_with_the_reason() -> 
 
 
 def test_devices_that_compute_other_vectors_are_refused() -> None:
-    with pytest.raises(BadBuild, match="cuda computes in other numbers than cpu"):
+    with pytest.raises(BadBuild, match="cuda computes in another precision than cpu"):
         DeviceEncoder(("cpu", "cuda"), open_another)
 
 

@@ -149,7 +149,7 @@ def test_all_contestants_get_the_same_weights_and_documents(tmp_path: Path) -> N
     assert len({one.server.name for one in listed}) == len(listed)
     some = contestants(Prepared(["头痛"], encoders, *places), tmp_path, ["CARE int8"])
     assert [one.name for one in some] == ["CARE int8", *(one.name for one in listed[5:])]
-    with pytest.raises(BenchError, match=r"--only CARE int4: none of CARE int8; CARE fp32; "):
+    with pytest.raises(BenchError, match=r"--only CARE int4: not one of CARE int8; CARE fp32; "):
         contestants(Prepared(["头痛"], encoders, *places), tmp_path, ["CARE int8", "CARE int4"])
 
 

@@ -242,9 +242,9 @@ def test_a_missing_tokenizer_or_one_of_another_backbone_is_refused(tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "is missing or no object"),
+        ("[]", "is missing or not an object"),
         ('{"model_type": "bert", "hidden_size": "wide"}', "does not describe a bert: .*hidden_size"),
-        ('{"model_type": "t5"}', "a t5 is no encoder here"),
+        ('{"model_type": "t5"}', "a t5 cannot be an encoder here"),
     ],
 )
 def test_a_configuration_that_is_not_an_encoder_is_refused(tmp_path: Path, content: str, message: str) -> None:

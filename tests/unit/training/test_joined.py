@@ -181,7 +181,7 @@ def test_torch_alone_does_not_read_half_of_a_joined_folder(recipe: Recipe, tmp_p
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
-    ({"joined": {"beside": {"encoder": "no-such", "share": 0.3}}}, "is no encoder that stands alone"),
+    ({"joined": {"beside": {"encoder": "no-such", "share": 0.3}}}, "is not an encoder that stands alone"),
     ({"joined": {"beside": {"encoder": "query", "share": 0.3}}}, "can be trained"),
     ({"document": {"beside": {"encoder": "small", "share": 0.4}}}, "one beside"),
 ])  # fmt: skip

@@ -64,7 +64,7 @@ def test_recipes_share_a_space_only_with_the_pair_whose_documents_they_search() 
         (WHOLE + "bach = 1", r"stages.one.bach: no such key; did you mean batch\?"),
         (WHOLE + "loss = { info_nce = 0.0 }", "stages.one.loss: every term has weight 0"),
         (WHOLE + "[stages.two]\nlr = 1", "stages.two: a stage needs a kind"),
-        (WHOLE + '[encoders.f]\ncopy_of = "g"', "encoders.f.copy_of: 'g' is no encoder"),
+        (WHOLE + '[encoders.f]\ncopy_of = "g"', "encoders.f.copy_of: 'g' is not an encoder"),
         (WHOLE.replace("lr = 1e-3", "lr = { f = 1e-3 }"), "stages.one.lr: 'f' is not trained"),
         (WHOLE.replace('train = ["e"]', 'train = ["f"]'), "stages.one.train: 'f' reads nothing"),
         (WHOLE.replace('files = ["f"]', 'files = ["@two"]'), "stages.one: @two: no stage before this one writes"),
@@ -111,7 +111,7 @@ def test_keys_can_be_changed_from_the_command_line(tmp_path: Path) -> None:
         Recipe.load(path, ["stages.*.btach=7"])
     with pytest.raises(BadData, match=r"stages\.once\.lr: stages has no once, only one"):
         Recipe.load(path, ["stages.once.lr=1"])
-    with pytest.raises(BadData, match="dim is no table"):
+    with pytest.raises(BadData, match="dim is not a table"):
         Recipe.load(path, ["dim.x=1"])
 
 
