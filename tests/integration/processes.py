@@ -90,30 +90,37 @@ class Service:
 
 
 @contextlib.contextmanager
-def service(built: Built, **environment: str) -> Iterator[Service]:
-    """Starts a service and waits until it is ready; it and its children are gone afterwards."""
+def started(built: Built, command: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs Python with a command that serves; yields the process and its address once it is ready."""
     own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
-        env=os.environ | {"PYTHONPATH": "."} | PATIENT | OPEN | own | environment,
+        [sys.executable, "-c", command],
+        env=os.environ | {"PYTHONPATH": "."} | PATIENT | own | environment,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    children: dict[str, int] = {}
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         match = READY.fullmatch(line)
         assert match, line + (process.stderr.read() if process.stderr and process.poll() is not None else "")
-        running = Service(process, match[1])
-        yield running
-        children = running.children()
+        yield process, match[1]
     finally:
         if process.poll() is None:
             process.kill()  # its children notice and end by themselves
         process.communicate()
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.values()))
+
+
+@contextlib.contextmanager
+def service(built: Built, **environment: str) -> Iterator[Service]:
+    """Starts a service and waits until it is ready; it and its children are gone afterwards."""
+    with started(built, SERVE, **OPEN | environment) as (process, address):
+        running = Service(process, address)
+        yield running
+        children = running.children()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.values()))
 
 
 def until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:

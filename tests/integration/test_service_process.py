@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,36 +22,12 @@ from indexer.store.collection import Collection
 from service.errors import PortTaken
 from service.processes.server import serve
 from service.settings import Settings
-from tests.api.support import ENCODER, PATIENT, Built, copy_collection
-from tests.integration.processes import until
+from tests.api.support import ENCODER, Built, copy_collection
+from tests.integration.processes import started, until
 
 WAIT_SECONDS = 60.0
 SERVE = "from service.processes.server import serve; from service.settings import Settings; serve(Settings())"
-READY = re.compile(r"CARE Search is ready at (http://127\.0\.0\.1:(\d+)) \(8 documents, snapshot (\S+)\)\n")
-
-
-@contextlib.contextmanager
-def serving(built: Built, command: str = SERVE, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yields a server process and its address."""
-    own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", command],
-        env=os.environ | {"PYTHONPATH": "."} | PATIENT | own | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        match = READY.fullmatch(line)
-        assert match, line + (process.stderr.read() if process.stderr and process.poll() is not None else "")
-        yield process, match[1]
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+serving = partial(started, command=SERVE)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +205,7 @@ async def start_and_publish(servings):
 Servings.start = start_and_publish
 {SERVE}
 """
-    with serving(own, start_slowly, CARE_RELOAD_SECONDS="0") as (_, address):
+    with started(own, start_slowly, CARE_RELOAD_SECONDS="0") as (_, address):
         assert httpx.get(f"{address}/readyz", timeout=WAIT_SECONDS).json()["snapshot"] == own.versions["b"]
 
 
