@@ -31,7 +31,6 @@ class FastEncoder:
         changes = {"dim": DIM, "document_instruction": instruction}
         self.spec = EncoderSpec.load(BUNDLED).model_copy(update=changes)
         self.variant = Variant.FP32
-        self.weights = self.variant.filename
         self.bulk_texts = 1024
         self.fingerprint = fingerprint
         self.tokenizer = Tokenizer.load(BUNDLED / TOKENIZER_FILE, self.spec.max_length)
@@ -50,3 +49,17 @@ class FastEncoder:
         if self._swayed:
             vectors += np.frombuffer(blake2b(digests, digest_size=DIM).digest(), dtype=np.int8) / np.float32(16)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+class FailingEncoder(FastEncoder):
+    """Fails at the shard after the first `shards`."""
+
+    def __init__(self, shards: int) -> None:
+        super().__init__(swayed=True)
+        self._left = shards
+
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+        return super().encode(texts, side)

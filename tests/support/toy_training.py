@@ -23,9 +23,11 @@ from transformers import (
 from models.encoder.spec import Pooling
 from models.encoder.torch import TorchEncoder
 from models.export.parity import CHECK_TEXTS
+from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from tests.support.tiny_models import tiny_config, tiny_spec, tiny_tokenizer, write_new_checkpoint
 
+ONE = Ranks(0, 1, torch.device("cpu"))
 _KNOWN = sorted({character for text in CHECK_TEXTS for character in text if "一" <= character <= "龥"})
 SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
          "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id")  # fmt: skip

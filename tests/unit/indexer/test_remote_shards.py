@@ -17,7 +17,7 @@ from indexer.errors import NotReached
 from indexer.store.collection import Collection
 from indexer.store.shards import Embeddings, RemoteShards, Shards, open_shards
 from indexer.versions import verify
-from tests.support.fast_encoder import FastEncoder
+from tests.support.fast_encoder import FailingEncoder, FastEncoder
 from tests.unit.indexer.support import DIM, unit_vectors, write_lines
 
 URL = "memory://care/shards"
@@ -104,26 +104,12 @@ def test_an_unusable_address_gives_a_one_line_error(tmp_path: Path) -> None:
     shards.clear()
 
 
-class FailingEncoder(FastEncoder):
-    """Fails after a few shards."""
-
-    def __init__(self) -> None:
-        super().__init__(swayed=True)
-        self._left = 4
-
-    def encode(self, *given: object) -> np.ndarray:  # type: ignore[override]
-        self._left -= 1
-        if self._left < 0:
-            raise KeyboardInterrupt
-        return super().encode(*given)  # type: ignore[arg-type]
-
-
 def test_a_build_resumes_from_remote_shards(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "c.jsonl", *({"_id": str(n), "text": f"第{n}种药的用法"} for n in range(20)))
     plain, collection = Collection(tmp_path / "plain"), Collection(tmp_path / "collection")
     whole = build([corpus], FastEncoder(swayed=True), plain, replace(OPTIONS, shards=None))
     with pytest.raises(KeyboardInterrupt):
-        build([corpus], FailingEncoder(), collection, OPTIONS)
+        build([corpus], FailingEncoder(4), collection, OPTIONS)
     first, *others = objects()
     assert len(others) == 3
     files = fsspec.filesystem("memory")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,27 +14,11 @@ from indexer.build import BuildOptions, BuildSummary, build
 from indexer.store.collection import Collection
 from indexer.store.kinds import IndexKind
 from indexer.versions import verify
-from models.encoder.onnx import Vectors
-from models.encoder.spec import Side
-from tests.support.fast_encoder import FastEncoder
+from tests.support.fast_encoder import FailingEncoder, FastEncoder
 from tests.unit.indexer.support import write_lines
 
 TEXTS = 20
 SHARD = 3
-
-
-class FailingEncoder(FastEncoder):
-    """Fails at the shard after the first `shards`."""
-
-    def __init__(self, shards: int) -> None:
-        super().__init__(swayed=True)
-        self._left = shards
-
-    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
-        self._left -= 1
-        if self._left < 0:
-            raise KeyboardInterrupt
-        return super().encode(texts, side)
 
 
 @pytest.fixture

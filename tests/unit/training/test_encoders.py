@@ -16,19 +16,17 @@ from models.errors import BadEncoder
 from models.training.adapters import blend, trained_weights
 from models.training.encoders import EncoderStore, set_dropout
 from models.training.int8 import Int8Linear
-from models.training.ranks import Ranks
 from models.training.recipe import Encoder, Recipe
 from models.training.shapes import check
-from tests.support.toy_training import DOCUMENTS, toy_encoder, write_gguf, write_start
+from tests.support.toy_training import DOCUMENTS, ONE, toy_encoder, write_gguf, write_start
 
 Make = Callable[..., Recipe]
-CPU = Ranks(0, 1, torch.device("cpu"))
 
 
 def open_store(recipe: Recipe, folder: Path, **changes: object) -> EncoderStore:
     """Opens a store whose document encoder is configured with these changes."""
     config = Encoder.model_validate(recipe.encoders["document"].model_dump() | changes)
-    return EncoderStore(recipe.model_copy(update={"encoders": recipe.encoders | {"document": config}}), folder, CPU)
+    return EncoderStore(recipe.model_copy(update={"encoders": recipe.encoders | {"document": config}}), folder, ONE)
 
 
 def step(encoder: TorchEncoder) -> None:
@@ -131,7 +129,7 @@ def test_a_frozen_encoder_requires_no_gradient(tmp_path: Path, toy_recipe: Make)
 def test_a_copy_with_fewer_layers_starts_from_the_current_weights(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe()
     student = Encoder(copy_of="document", layers=1, max_length=40)
-    own = EncoderStore(recipe.model_copy(update={"encoders": recipe.encoders | {"student": student}}), tmp_path, CPU)
+    own = EncoderStore(recipe.model_copy(update={"encoders": recipe.encoders | {"student": student}}), tmp_path, ONE)
     encoder = own.open("document", trained=True)
     step(encoder)
     own.keep("document", encoder, tmp_path / "kept")
@@ -249,7 +247,7 @@ def test_the_recipe_overrides_the_settings_of_its_start(tmp_path: Path, toy_reci
 
 
 def test_more_dimensions_than_the_backbone_has_are_refused(tmp_path: Path, toy_recipe: Make) -> None:
-    own = EncoderStore(toy_recipe(extra={"dim": 100}), tmp_path, CPU)
+    own = EncoderStore(toy_recipe(extra={"dim": 100}), tmp_path, ONE)
     with pytest.raises(BadEncoder, match=r"encoders\.document: .*dim 100 is larger"):
         own.open("document", trained=False)
 
@@ -266,7 +264,7 @@ def test_every_file_that_decides_counts_for_the_fingerprint(tmp_path: Path, toy_
     recipe = toy_recipe()
 
     def fingerprint() -> str:
-        return EncoderStore(recipe, tmp_path / "run", CPU).fingerprint("document")
+        return EncoderStore(recipe, tmp_path / "run", ONE).fingerprint("document")
 
     before = fingerprint()
     (tmp_path / "document" / name).parent.mkdir(exist_ok=True)

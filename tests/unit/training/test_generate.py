@@ -22,6 +22,7 @@ from models.training.recipe import Dev, Recipe
 from models.training.run import train
 from models.training.sources import make
 from tests.support.toy_training import (
+    ONE,
     QUERIES,
     TOPICS,
     plain,
@@ -36,7 +37,6 @@ from tests.support.toy_training import (
 
 LONGEST = 210
 """More tokens than a prompt has, and fewer than a prompt with its answer."""
-ONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def a_recipe(tmp_path: Path, encoder: dict[str, object] | None = None, **stage: object) -> Recipe:

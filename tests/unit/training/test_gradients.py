@@ -11,11 +11,9 @@ from models.training.encoders import set_dropout
 from models.training.losses import info_nce, similarities
 from models.training.packed import can_pack
 from models.training.passes import Passes, Reading, TokenTable, graphs_kept
-from models.training.ranks import Ranks
 from models.training.texts import Texts
-from tests.support.toy_training import DOCUMENTS, QUERIES, toy_encoder
+from tests.support.toy_training import DOCUMENTS, ONE, QUERIES, toy_encoder
 
-ONE = Ranks(0, 1, torch.device("cpu"))
 ROWS = np.arange(8)
 LABELS = torch.arange(8)
 NOTHING = torch.zeros(8, 8, dtype=torch.bool)

@@ -20,16 +20,14 @@ from models.evaluation.readers import EncoderReader
 from models.evaluation.sets import Kind, RetrievalSet, plain_task
 from models.training.encoders import EncoderStore
 from models.training.passes import TokenTable
-from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
 from models.training.shapes import check
 from models.training.texts import Texts
 from models.training.vectors import Reader, fit_projection, read_once
-from tests.support.toy_training import DOCUMENTS, toy_encoder, write_start
+from tests.support.toy_training import DOCUMENTS, ONE, toy_encoder, write_start
 
 Make = Callable[..., Recipe]
-ONE = Ranks(0, 1, torch.device("cpu"))
 TEXTS = Texts(Side.DOCUMENT, DOCUMENTS)
 SHARE = 0.3
 

@@ -7,17 +7,16 @@ from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokenizer
 from models.training.losses import LexicalTeacher, stretch
 from models.training.passes import TokenTable
-from models.training.ranks import Ranks
 from models.training.texts import Texts
 from tests.support.tiny_models import tiny_spec
+from tests.support.toy_training import ONE
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
 
 
 def table(*texts: str) -> TokenTable:
     tokenizer = Tokenizer.load(BUNDLED, 16)
-    ranks = Ranks(0, 1, torch.device("cpu"))
-    return TokenTable.build(Texts(Side.DOCUMENT, list(texts)), tiny_spec("bert"), tokenizer, ranks)
+    return TokenTable.build(Texts(Side.DOCUMENT, list(texts)), tiny_spec("bert"), tokenizer, ONE)
 
 
 def test_shared_rare_bigrams_are_preferred() -> None:

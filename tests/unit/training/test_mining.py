@@ -13,9 +13,8 @@ from models.training.mining import mine
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.stages import Mine
-from tests.support.toy_training import write_rows
+from tests.support.toy_training import ONE, write_rows
 
-ONE = Ranks(0, 1, torch.device("cpu"))
 ANGLES = {"问": 0.0, "答": 0.1, "近": 0.05, "一": 0.2, "二": 0.3, "三": 0.4, "远": 1.5, "想": -1.5}
 ROW = {"query": "问", "pos": ["答"], "neg": [], "source": "s"}
 OTHERS = [{"query": text, "pos": [text], "source": "s"} for text in ("近", "一", "二", "三")]

@@ -17,12 +17,11 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side, Variant
 from models.export.parity import CHECK_TEXTS, FLOORS
 from models.export.pipeline import Backend, export
-from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
 from models.training.shapes import SHAPES, made
 from tests.support.tiny_models import write_new_checkpoint
-from tests.support.toy_training import DOCUMENTS, QUERIES, plain, toy_rows, toy_tokenizer, write_rows
+from tests.support.toy_training import DOCUMENTS, ONE, QUERIES, plain, toy_rows, toy_tokenizer, write_rows
 
 CARE = Path("models/training/recipes/care-0.3b-4b.toml").resolve()
 SMALL = [
@@ -65,7 +64,7 @@ def test_the_papers_pair_trains_exports_and_searches(tmp_path: Path, monkeypatch
     write_qwen(Path("data/weights/Qwen3-4B"))
     write_rows(Path("data/finetune.jsonl"), plain(toy_rows())[:4])
     recipe = Recipe.load(CARE, SMALL)
-    document, query = sorted(train(recipe, Path("run"), Ranks(0, 1, torch.device("cpu"))))
+    document, query = sorted(train(recipe, Path("run"), ONE))
     for folder in (query, document):
         floors = {Variant.FP32: FLOORS[Variant.FP32]}
         export(folder, Path("served", folder.name), variants=[Variant.FP32], backend=Backend.TORCH, floors=floors)

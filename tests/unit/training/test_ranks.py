@@ -17,7 +17,7 @@ from models.encoder.torch import TorchEncoder
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
-from tests.support.toy_training import DOCUMENTS, recipe_toml, write_dev, write_gguf
+from tests.support.toy_training import DOCUMENTS, ONE, recipe_toml, write_dev, write_gguf
 
 ROOT = Path.cwd()
 
@@ -68,7 +68,7 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
     recipe = Recipe.model_validate(values)
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_toml(recipe))
-    expected = train(Recipe.load(path), tmp_path / "one", Ranks(0, 1, torch.device("cpu")))
+    expected = train(Recipe.load(path), tmp_path / "one", ONE)
     _launch([sys.executable, "-m", "cli", "train", str(path), "--out", str(tmp_path / "two"), "--device", "cpu"])
     for folder in expected:
         # Vectors, not weights: if a gradient is only rounding error (a key's bias), Adam turns it into a whole step.

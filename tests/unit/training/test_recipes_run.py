@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from indexer.build import BuildOptions, build
 from indexer.encode import Encoder
@@ -16,12 +15,12 @@ from models.encoder.spec import Side, Variant
 from models.export.parity import FLOORS, Floor
 from models.export.pipeline import Backend, export
 from models.export.reranker import export_reranker
-from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
 from models.training.stages import Contrast, Rerank, TrainedStage, files_of
 from tests.support.toy_training import (
     DOCUMENTS,
+    ONE,
     QUERIES,
     plain,
     toy_rows,
@@ -35,7 +34,6 @@ from tests.support.toy_training import (
 
 FOLDER = Path("models/training/recipes").resolve()
 RECIPES = sorted(FOLDER.rglob("*.toml"))
-ONE = Ranks(0, 1, torch.device("cpu"))
 # Sizes that a test can afford, unless a recipe sets others.
 TOY = [
     "dim=32",

@@ -14,9 +14,8 @@ from models.training.recipe import Recipe
 from models.training.reconstruct import Decoder, ReconstructStage, mask_id, visible_parts
 from models.training.run import train
 from tests.support.tiny_models import tiny_encoder
-from tests.support.toy_training import toy_encoder
+from tests.support.toy_training import ONE, toy_encoder
 
-ONE = Ranks(0, 1, torch.device("cpu"))
 Make = Callable[..., Recipe]
 MASK = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
 

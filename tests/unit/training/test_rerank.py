@@ -28,6 +28,7 @@ from models.training.stages import Rerank
 from models.training.tables import PairTable
 from tests.support.toy_training import (
     DOCUMENTS,
+    ONE,
     QUERIES,
     plain,
     recipe_toml,
@@ -38,7 +39,6 @@ from tests.support.toy_training import (
 )
 
 CPU = torch.device("cpu")
-ONE = Ranks(0, 1, CPU)
 Make = Callable[..., Recipe]
 
 
@@ -96,7 +96,7 @@ def test_pairs_on_the_device_equal_those_of_the_tokenizer(tmp_path: Path, archit
     documents = [*DOCUMENTS[:3], "痛", DOCUMENTS[0] * 3]
     table = PairTable.of_pairs([Pair(q, [d], [], "s") for q, d in zip(texts, documents, strict=True)])
     asked, found = (
-        TokenTable.build(side, None, Tokenizer.from_json(reranker.tokenizer_json, cut), Ranks(0, 1, CPU))
+        TokenTable.build(side, None, Tokenizer.from_json(reranker.tokenizer_json, cut), ONE)
         for side, cut in ((table.queries, 12), (table.documents, 24))
     )
     every = [(q, d) for q in range(5) for d in range(5)]

@@ -27,12 +27,10 @@ from models.errors import BadData, BadEncoder, CareError
 from models.training import loop
 from models.training import monitor as progress
 from models.training.loop import Stopped, schedule
-from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
-from tests.support.toy_training import DOCUMENTS, QUERIES, recipe_toml, write_dev, write_rows
+from tests.support.toy_training import DOCUMENTS, ONE, QUERIES, recipe_toml, write_dev, write_rows
 
-ONE = Ranks(0, 1, torch.device("cpu"))
 Make = Callable[..., Recipe]
 ROOT = Path.cwd()
 

@@ -3,19 +3,16 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from models.errors import BadData, CareError
 from models.training import study
-from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.recipe_file import Tables, apply_change, overlaid
 from models.training.run import train
 from models.training.stages import files_of
-from tests.support.toy_training import plain, toy_rows, write_dev, write_rows, write_start
+from tests.support.toy_training import ONE, plain, toy_rows, write_dev, write_rows, write_start
 
 STUDIES = sorted(Path("models/training/studies").resolve().glob("*.toml"))
-ONE = Ranks(0, 1, torch.device("cpu"))
 RECIPE = """
 about = "toy"
 space = "toy"

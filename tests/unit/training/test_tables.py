@@ -11,13 +11,12 @@ from models.encoder.tokenizer import Tokenizer
 from models.errors import BadData
 from models.rows import Pair
 from models.training.passes import TokenTable, chunks_of
-from models.training.ranks import Ranks
 from models.training.tables import PairTable, Ragged
 from models.training.texts import Strings, Texts
 from tests.support.tiny_models import tiny_spec
+from tests.support.toy_training import ONE
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
-ONE = Ranks(0, 1, torch.device("cpu"))
 TEXTS = ["感冒", "高血压的治疗", "药"]
 SPEC = tiny_spec("bert").model_copy(update={"query_instruction": "问：", "document_instruction": "文："})
 

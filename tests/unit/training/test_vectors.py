@@ -10,10 +10,9 @@ from models.encoder.spec import Side
 from models.encoder.torch import Projection, TorchEncoder
 from models.training.kept import Kept, Shelf
 from models.training.passes import TokenTable, take
-from models.training.ranks import Ranks
 from models.training.texts import Texts
 from models.training.vectors import Reader
-from tests.support.toy_training import DOCUMENTS, toy_encoder
+from tests.support.toy_training import DOCUMENTS, ONE, toy_encoder
 
 CPU = torch.device("cpu")
 TEXTS = Texts(Side.DOCUMENT, DOCUMENTS)
@@ -25,8 +24,8 @@ class Killed(Exception):
 
 def a_reader() -> tuple[Reader, TokenTable]:
     encoder = toy_encoder("bert").eval()
-    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, Ranks(0, 1, CPU))
-    return Reader(encoder, Ranks(0, 1, CPU), tokens=60, precision="fp32"), table
+    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, ONE)
+    return Reader(encoder, ONE, tokens=60, precision="fp32"), table
 
 
 def kept_by(reader: Reader, texts: Texts, folder: Path, function: str = "e") -> Kept:
@@ -56,8 +55,8 @@ def test_a_frozen_encoder_gives_the_same_vectors_packed_and_padded(architecture:
         width = encoder.spec.native_dim
         encoder = TorchEncoder(encoder.backbone, encoder.spec, encoder.tokenizer_json, Projection(width, width)).eval()
     encoder = encoder.to(torch.bfloat16)
-    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, Ranks(0, 1, CPU))
-    reader = Reader(encoder, Ranks(0, 1, CPU), tokens=60, precision="bf16")
+    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, ONE)
+    reader = Reader(encoder, ONE, tokens=60, precision="bf16")
     padded = reader.all(table)
     reader.pack(table)
     assert reader._packed is not None
