@@ -40,7 +40,7 @@ from indexer.versions import Measure, admit, choose, list_versions, prune, publi
 from models.encoder.address import load_encoder
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Precision, Variant
-from models.package import BUNDLED_ENCODER, positive, share
+from models.package import BUNDLED_ENCODER, positive, share, threads
 
 COLLECTION = Path("var/collection")
 EXAMPLE_CORPUS = Path(__file__).parent / "examples" / "corpus.jsonl"
@@ -119,7 +119,7 @@ def _add_build(parser: ArgumentParser) -> None:
     add("--passage-tokens", type=positive, help="tokens of a passage (default: all the encoder reads)")
     add("--overlap", type=int, help="tokens that neighbours share (64, at most a quarter of a passage)")
     add("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
-    add("--threads", type=positive, help="threads of encoder and index build (default: all cores)")
+    add("--threads", type=threads, help="threads of encoder and index build (default: all cores)")
     add("--shard", type=positive, help="texts that a killed build may lose (default: 1024 by ONNX, 8192 on a GPU)")
     add("--shards", metavar="PLACE", help="folder or s3://… for unfinished work (default: in the collection)")
     add("--ray", metavar="ADDRESS", help="encode on a Ray cluster: local, auto or HOST:PORT")

@@ -13,6 +13,9 @@ BUNDLED_ENCODER = PRETRAINED / "care-small-zh"
 BUNDLED_PAIR = PRETRAINED / "care-pair-zh"
 """Reads the queries of a collection whose documents its partner read (docs/experiments.md, 5)."""
 
+MOST_THREADS = 1024
+"""No machine uses more, and thousands keep a process from ending for minutes."""
+
 
 def care_version() -> str:
     try:
@@ -31,6 +34,12 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
     return int(text)
+
+
+def threads(text: str) -> int:
+    if (value := positive(text)) > MOST_THREADS:
+        raise ArgumentTypeError(f"{value} is more than {MOST_THREADS}; give the number of cores, or leave it out")
+    return value
 
 
 def number(text: str) -> float:

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from indexer.errors import BadDatabase
 from indexer.store.collection import HERE, Database
 from models.fusion import Mode
-from models.package import BUNDLED_ENCODER
+from models.package import BUNDLED_ENCODER, MOST_THREADS
 
 ENV_PREFIX = "CARE_"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
@@ -56,8 +56,10 @@ class Settings(BaseSettings):
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
     encoder_timeout_ms: int = setting(2000, "Longest wait for an encoder behind an address (503 beyond it).", ge=1)
-    encoder_threads: int = setting(1, "Threads of one encoding; 0: one per core, for large encoders.", ge=0)
-    threads: int = setting(0, "Threads of one large search; 0 means one per core.", ge=0)
+    encoder_threads: int = setting(
+        1, "Threads of one encoding; 0: one per core, for large encoders.", ge=0, le=MOST_THREADS
+    )
+    threads: int = setting(0, "Threads of one large search; 0 means one per core.", ge=0, le=MOST_THREADS)
 
     default_mode: Mode = setting(Mode.HYBRID, "Mode of a request that names none: dense, lexical or hybrid.")
     max_top_k: int = setting(100, "Largest top_k that a request may ask for.", ge=1, le=1000)
