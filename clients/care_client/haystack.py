@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
+from haystack.errors import FilterError
 from haystack.utils import Secret
 
 from care_client.answers import Hit
@@ -88,32 +89,32 @@ class CareRetriever:
 
 
 def clauses(filters: Mapping[str, Any] | None) -> list[Json]:
-    """Converts Haystack's filters to the service's; raises ValueError for an operator that is not Haystack's."""
-    if not filters:
-        return []
-    return [_clause(each) for each in filters["conditions"]] if _operator(filters) == "AND" else [_clause(filters)]
+    """Converts Haystack's filters to the service's; raises FilterError for what is not a filter of Haystack."""
+    match filters or None:
+        case None:
+            return []
+        case {"operator": "AND", "conditions": [*conditions]}:
+            return [_clause(each) for each in conditions]
+    return [_clause(filters)]
 
 
-def _clause(condition: Mapping[str, Any]) -> Json:
-    operator = _operator(condition)
-    if operator in COMPARISONS:
-        name, negated = COMPARISONS[operator]
-        clause = {"field": condition["field"].removeprefix("meta."), name: condition["value"]}
-        return {"not": clause} if negated else clause
-    parts = [_clause(each) for each in condition["conditions"]]
-    if operator == "OR":
-        return {"any": parts}
-    # The service has no nested "all": all conditions hold if none fails. NOT negates their conjunction.
-    one_fails = {"any": [{"not": part} for part in parts]}
-    return one_fails if operator == "NOT" else {"not": one_fails}
-
-
-def _operator(condition: Mapping[str, Any]) -> str:
-    operator = str(condition.get("operator"))
-    if operator not in (*COMPARISONS, "AND", "OR", "NOT"):
-        example = '{"field": "meta.kind", "operator": "==", "value": "drug"}'
-        raise ValueError(f"operator {operator}: Haystack has no such comparison; a filter looks like {example}")
-    return operator
+def _clause(condition: object) -> Json:
+    match condition:
+        case {"field": str(field), "operator": str(operator), "value": value} if operator in COMPARISONS:
+            name, negated = COMPARISONS[operator]
+            clause = {"field": field.removeprefix("meta."), name: value}
+            return {"not": clause} if negated else clause
+        case {"operator": "AND" | "OR" | "NOT" as operator, "conditions": [*conditions]}:
+            parts = [_clause(each) for each in conditions]
+            if operator == "OR":
+                return {"any": parts}
+            # The service has no nested "all": all conditions hold if none fails. NOT negates their conjunction.
+            one_fails = {"any": [{"not": part} for part in parts]}
+            return one_fails if operator == "NOT" else {"not": one_fails}
+    raise FilterError(
+        f'{condition!r} is not a filter; write {{"field": "meta.kind", "operator": "==", "value": "drug"}} '
+        f'with an operator of {", ".join(COMPARISONS)}, or {{"operator": "AND", "conditions": […]}} (OR, NOT)'
+    )
 
 
 def _document(hit: Hit) -> Document:
