@@ -29,7 +29,7 @@ from locust.runners import WorkerRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from loadtest import answers
-from loadtest.harness import PATH, QUERIES, BadQueries
+from loadtest.harness import PATH, QUERIES, BadQueries, above_zero, share
 from loadtest.limits import verdict
 
 T = TypeVar("T")
@@ -46,10 +46,10 @@ _cumulated: list[float] = []
 
 def add_arguments(parser: LocustArgumentParser) -> None:
     parser.add_argument("--queries", default=str(QUERIES), help="JSON lines of {text}; each must have an answer")
-    parser.add_argument("--p95-ms", type=float, help="most milliseconds for 95 %% of each kind of search")
-    parser.add_argument("--p99-ms", type=float, help="most milliseconds for 99 %% of each kind of search")
-    parser.add_argument("--errors", type=float, default=0.0, help="largest share of failures")
-    parser.add_argument("--refused", type=float, default=0.0, help="largest share of answers of 429")
+    parser.add_argument("--p95-ms", type=above_zero, help="most milliseconds for 95 %% of each kind of search")
+    parser.add_argument("--p99-ms", type=above_zero, help="most milliseconds for 99 %% of each kind of search")
+    parser.add_argument("--errors", type=share, default=0.0, help="largest share of failures")
+    parser.add_argument("--refused", type=share, default=0.0, help="largest share of answers of 429")
 
 
 def load_queries(environment: Environment, **_: object) -> None:

@@ -19,6 +19,7 @@ from locust import LoadTestShape, events
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 
+from loadtest.harness import above_zero, positive
 from loadtest.harness.report import percentile
 from loadtest.limits import REFUSED, SEARCH
 from loadtest.locustfile import BulkProgram, Person, RagApplication
@@ -102,9 +103,9 @@ class Steps(LoadTestShape):
 
 
 def add_arguments(parser: LocustArgumentParser) -> None:
-    parser.add_argument("--step-seconds", type=float, default=15.0, help="length of a step")
-    parser.add_argument("--step-users", type=int, default=8, help="users that each step adds")
-    parser.add_argument("--most-users", type=int, default=400, help="the last step at the latest")
+    parser.add_argument("--step-seconds", type=above_zero, default=15.0, help="length of a step")
+    parser.add_argument("--step-users", type=positive, default=8, help="users that each step adds")
+    parser.add_argument("--most-users", type=positive, default=400, help="the last step at the latest")
     parser.add_argument("--picture", default="", help="PNG file of latency against load")
 
 

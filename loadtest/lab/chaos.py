@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.harness import BenchError
+from loadtest.harness import BenchError, positive
 from loadtest.harness.report import Program, Quantiles, exit_with, failures_text, markdown, say, table
 from loadtest.lab.crowd import Crowd, Event
 from loadtest.lab.faults import Corpus, Fault, Processes, Stage
@@ -99,9 +99,9 @@ def _row(trials: Sequence[Trial]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("chaos", "loadtest.lab.chaos", __doc__)
     program.add_argument("words", nargs="*", help="only the faults whose name contains one of these words")
-    program.add_argument("--times", type=int, default=1, help="how often each fault is injected (%(default)s)")
-    program.add_argument("--documents", type=int, help="of the example corpus (all)")
-    program.add_argument("--connections", type=int, default=CONNECTIONS, help="that ask meanwhile (%(default)s)")
+    program.add_argument("--times", type=positive, default=1, help="how often each fault is injected (%(default)s)")
+    program.add_argument("--documents", type=positive, help="of the example corpus (all)")
+    program.add_argument("--connections", type=positive, default=CONNECTIONS, help="that ask meanwhile (%(default)s)")
     return program.run(arguments, _run)
 
 
@@ -109,7 +109,7 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="care-chaos-") as folder:
         trials = [trial for stage in stages(Path(folder), given.documents) for trial in _trials(stage, given)]
     if not trials:
-        raise BenchError("no fault was injected; give words of the names in docs/reliability.md, and --times 1 or more")
+        raise BenchError("no fault was injected; give words of the names in docs/reliability.md")
     facts |= {
         "service": "`care serve --workers 2` with an engine process and a Redis, no cache in the workers, unless noted",
         "load": f"{given.connections} connections, hybrid searches of the example corpus, one after another",

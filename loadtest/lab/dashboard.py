@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.answers import read_queries
-from loadtest.harness import HOST, QUERIES, REPOSITORY, BenchError
+from loadtest.harness import HOST, QUERIES, REPOSITORY, BenchError, above_zero
 from loadtest.harness.report import Program, exit_with, say
 from loadtest.harness.servers import CACHE, CORPUS, Server, build_example, care_server, free_port, get, running
 from loadtest.lab.crowd import Crowd
@@ -124,7 +124,7 @@ def draw(found: Mapping[str, Sequence[Series]], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("dashboard", "loadtest.lab.dashboard", __doc__)
     program.add_argument("--output", type=Path, default=Path("var/dashboard.png"))
-    program.add_argument("--step-seconds", type=float, default=30.0, help="of each number of connections")
+    program.add_argument("--step-seconds", type=above_zero, default=30.0, help="of each number of connections")
     return program.run(arguments, _run)
 
 

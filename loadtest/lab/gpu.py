@@ -30,7 +30,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import mean
 
-from loadtest.harness import REPOSITORY, BenchError, servers
+from loadtest.harness import REPOSITORY, BenchError, positive, servers
 from loadtest.harness.machine import command_lines, output, private_mb, processor_seconds, settings, versions
 from loadtest.harness.report import Program, exit_with, failures_text, markdown, say, table, yes
 
@@ -237,14 +237,14 @@ def _goals(rows: Sequence[Row]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("bench-gpu", "loadtest.lab.gpu", __doc__)
-    program.add_argument("--documents", type=int, default=1_000_000, help="(%(default)s)")
-    program.add_argument("--layers", type=int, default=12, help="of the encoder (%(default)s)")
-    program.add_argument("--width", type=int, default=768, help="of the encoder and the vectors (%(default)s)")
-    program.add_argument("--vocabulary", type=int, default=250_000, help="of the encoder (%(default)s)")
+    program.add_argument("--documents", type=positive, default=1_000_000, help="(%(default)s)")
+    program.add_argument("--layers", type=positive, default=12, help="of the encoder (%(default)s)")
+    program.add_argument("--width", type=positive, default=768, help="of the encoder and the vectors (%(default)s)")
+    program.add_argument("--vocabulary", type=positive, default=250_000, help="of the encoder (%(default)s)")
     program.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(%(default)s)")
-    program.add_argument("--workers", type=int, default=WORKERS, help="HTTP processes (%(default)s)")
-    program.add_argument("--connections", type=int, nargs="+", default=CONNECTIONS, help="a line each (%(default)s)")
-    program.add_argument("--seconds", type=int, default=SECONDS, help="length of a line (%(default)s)")
+    program.add_argument("--workers", type=positive, default=WORKERS, help="HTTP processes (%(default)s)")
+    program.add_argument("--connections", type=positive, nargs="+", default=CONNECTIONS, help="a line each")
+    program.add_argument("--seconds", type=positive, default=SECONDS, help="length of a line (%(default)s)")
     program.add_argument("--folder", type=Path, default=Path("var/gpu"), help="keeps what is made once (%(default)s)")
     program.add_argument("--wrk", default="wrk", help="the load generator's command (%(default)s)")
     return program.run(arguments, _run)

@@ -34,7 +34,7 @@ from statistics import median
 
 from loadtest.answers import read_queries
 from loadtest.bench import CACHED
-from loadtest.harness import HOST, QUERIES, REPOSITORY, BenchError
+from loadtest.harness import HOST, QUERIES, REPOSITORY, BenchError, positive
 from loadtest.harness.generator import MAX_SECONDS, Job, drive
 from loadtest.harness.machine import main_thread_seconds, processor_seconds
 from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, table
@@ -164,16 +164,14 @@ def as_markdown(report: Report) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("keys", "loadtest.lab.keys", __doc__)
     program.add_argument("--before", type=Path, help="folder of another checkout, to be measured instead of keys")
-    program.add_argument("--starts", type=int, default=STARTS, help="starts of every process (%(default)s)")
-    program.add_argument("--rounds", type=int, default=ROUNDS, help="turns of a way and mode (%(default)s)")
+    program.add_argument("--starts", type=positive, default=STARTS, help="starts of every process (%(default)s)")
+    program.add_argument("--rounds", type=positive, default=ROUNDS, help="turns of a way and mode (%(default)s)")
     program.add_argument("--hits", action="store_true", help="measure hits in the process cache alone")
     program.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return program.run(arguments, _run)
 
 
 def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
-    if min(given.starts, given.rounds) < 1:
-        raise BenchError("--starts and --rounds must be at least 1")
     queries, starts = read_queries(QUERIES), []
     modes = {CACHED: MODES[CACHED]} if given.hits else MODES
     with tempfile.TemporaryDirectory(prefix="care-keys-") as made:

@@ -26,7 +26,7 @@ from itertools import count
 from pathlib import Path
 
 from loadtest.answers import read_queries
-from loadtest.harness import HOST, PATH, QUERIES, REPOSITORY, BenchError, port_of, servers
+from loadtest.harness import HOST, PATH, QUERIES, REPOSITORY, BenchError, above_zero, port_of, servers
 from loadtest.harness.generator import MAX_OPEN_CONNECTIONS, Job, Measurement, measure
 from loadtest.harness.machine import sampled, settings
 from loadtest.harness.report import Program, Quantiles, exit_with, failures_text, markdown, percentile, table
@@ -161,7 +161,7 @@ def _column(result: Result, load: Load) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("overload", "loadtest.lab.overload", __doc__)
-    program.add_argument("--seconds", type=float, default=SECONDS, help="length of the overload (%(default)s)")
+    program.add_argument("--seconds", type=above_zero, default=SECONDS, help="length of the overload (%(default)s)")
     program.add_argument("--proxy", action="store_true", help="behind HAProxy with deploy/haproxy.cfg")
     return program.run(arguments, _run)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from loadtest.harness import HOST, PATH, BenchError
+from loadtest.harness import HOST, PATH, BenchError, above_zero, positive
 from loadtest.harness.generator import TOP_K, Form, Job, Measurement, measure, write_requests
 from loadtest.harness.machine import machine, processor_seconds, versions
 from loadtest.harness.report import (
@@ -313,10 +313,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.add_argument("--data", type=Path, required=True, help="folder with corpus.jsonl.gz and */queries.jsonl")
     program.add_argument("--weights", type=Path, required=True, help="transformers folder of a BERT with CLS pooling")
     program.add_argument("--folder", type=Path, default=Path("var/peers"), help="keeps what is made once (%(default)s)")
-    program.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
-    program.add_argument("--documents", type=int, help="index only the first documents of the corpus (default: all)")
+    program.add_argument("--seconds", type=above_zero, default=SECONDS, help="length of a measurement (%(default)s)")
+    program.add_argument("--documents", type=positive, help="index only the first of the corpus (default: all)")
     program.add_argument("--only", nargs="+", default=[], metavar="NAME", help="of ours, as 'CARE int8' (default: all)")
-    program.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each line (%(default)s)")
+    program.add_argument("--rounds", type=positive, default=ROUNDS, help="measurements of each line (%(default)s)")
     program.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return program.run(arguments, _run)
 

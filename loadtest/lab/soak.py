@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import linear_regression
 
 from loadtest.answers import read_queries
-from loadtest.harness import QUERIES, BenchError, servers
+from loadtest.harness import QUERIES, BenchError, above_zero, positive, servers
 from loadtest.harness.generator import MAX_SECONDS, Job, measure
 from loadtest.harness.machine import descriptors, private_mb, process_tree
 from loadtest.harness.report import Program, exit_with, failures_text, markdown, percentile, say, table
@@ -118,8 +118,8 @@ def _change(url: str, corpus: Corpus, number: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("soak", "loadtest.lab.soak", __doc__)
-    program.add_argument("--minutes", type=int, default=30, help="at least 4 (%(default)s)")
-    program.add_argument("--per-second", type=float, default=20.0, help="requests a second (%(default)s)")
+    program.add_argument("--minutes", type=positive, default=30, help="at least 4 (%(default)s)")
+    program.add_argument("--per-second", type=above_zero, default=20.0, help="requests a second (%(default)s)")
     return program.run(arguments, _run)
 
 
