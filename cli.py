@@ -128,6 +128,7 @@ class _Terminated(BaseException):
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice: the second must not stop the cleaning up
     raise _Terminated
 
 

@@ -178,6 +178,26 @@ def test_a_stopped_build_reports_it_and_leaves_nothing_behind(
     assert list((tmp_path / "versions").iterdir()) == []
 
 
+def test_a_second_signal_does_not_stop_the_cleaning_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`timeout` signals the command, then its whole process group."""
+
+    def stopped(name: str, given: list[str]) -> int:
+        with Collection(tmp_path).building("1"):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                print("cleaned up")
+        return 0
+
+    monkeypatch.setattr(cli, "_run", stopped)
+    assert cli.main(["index", "build"]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().out == "cleaned up\n"
+    assert list((tmp_path / "versions").iterdir()) == []
+
+
 @pytest.mark.parametrize(("command", "reload"), [("serve", signal.SIG_IGN), ("index", signal.SIG_DFL)])
 def test_a_reload_during_the_start_does_not_end_the_service(
     command: str, reload: signal.Handlers, monkeypatch: pytest.MonkeyPatch
