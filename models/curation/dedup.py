@@ -38,6 +38,7 @@ class Dedup(Step):
     _lsh: MinHashLSH | None = field(default=None, repr=False)
 
     name = "dedup"
+    version = 2
 
     def __post_init__(self) -> None:
         if self.near:
@@ -63,7 +64,9 @@ class Dedup(Step):
         return _NOT_WORD.sub("", unicodedata.normalize("NFKC", text).casefold())
 
     def _take(self, key: str) -> str:
-        """Why a row of this key is dropped; otherwise it is known from now on."""
+        """Why a row of this key is dropped; otherwise it is known from now on. An empty key is no row's equal."""
+        if not key:
+            return ""
         name = blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
         if name in self._seen:
             return "equal to an earlier row"

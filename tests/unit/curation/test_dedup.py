@@ -46,6 +46,13 @@ def test_rows_are_compared_by_the_chosen_field(by: Literal["row", "query", "text
     assert reasons(Dedup(by=by), *rows) == expected
 
 
+def test_rows_with_nothing_to_compare_are_kept() -> None:
+    """Documents without a title have no query; texts of signs alone are for clean to drop."""
+    rows = [{"text": "发热"}, {"text": "咳嗽", "title": ""}, {"text": "……"}, {"text": "？！"}]
+    assert reasons(Dedup(by="query"), *rows) == ["", "", "", ""]
+    assert reasons(Dedup(by="text"), *rows) == ["", "", "", ""]
+
+
 def test_a_resumed_run_gives_the_result_of_an_undisturbed_run() -> None:
     chance = random.Random(3)
     pool = ["".join(chance.choices("高血压糖尿病咳嗽发热头痛服药", k=60)) for _ in range(20)]
