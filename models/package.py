@@ -13,6 +13,8 @@ BUNDLED_ENCODER = PRETRAINED / "care-small-zh"
 BUNDLED_PAIR = PRETRAINED / "care-pair-zh"
 """Reads the queries of a collection whose documents its partner read (docs/experiments.md, 5)."""
 
+LARGEST = 2**31 - 1
+"""Of the whole numbers of options: libraries in C take no larger ones."""
 MOST_THREADS = 1024
 """No machine uses more, and thousands keep a process from ending for minutes."""
 
@@ -27,13 +29,15 @@ def care_version() -> str:
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+    return natural(text)
 
 
 def natural(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
-    return int(text)
+    if (value := int(text)) > LARGEST:
+        raise ArgumentTypeError(f"{text} is more than {LARGEST}; give a smaller number")
+    return value
 
 
 def threads(text: str) -> int:

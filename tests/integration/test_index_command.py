@@ -373,6 +373,7 @@ def test_diff_and_suggest_print_a_few_lines(place: Place) -> None:
         (["--recall-floor", "x"], "is not a number between 0 and 1"),
         (["--keep", "0"], "is not a whole number above 0"),
         (["--threads", "5000"], "5000 is more than 1024; give the number of cores, or leave it out"),
+        (["--shard", "10000000000000000000"], "10000000000000000000 is more than 2147483647; give a smaller number"),
         (["--keep-days", "-1"], "is not a number of days"),
         (["--webhook", "file:///etc/passwd"], "begins with http"),
     ],

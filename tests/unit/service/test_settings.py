@@ -60,6 +60,7 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> Non
     [
         ("CARE_MAX_TOPK", "5", "CARE_MAX_TOPK: there is no such setting; did you mean CARE_MAX_TOP_K?"),
         ("CARE_PORT", "http", "CARE_PORT: Input should be a valid integer"),
+        ("CARE_SHUTDOWN_SECONDS", "10000000000", "CARE_SHUTDOWN_SECONDS: Input should be less than or equal to 86400"),
         ("CARE_ENCODER_THREADS", "5000", "CARE_ENCODER_THREADS: Input should be less than or equal to 1024"),
         ("CARE_MAX_QUERIES", "5000", "CARE_MAX_QUERIES 5000 is larger than CARE_QUEUE_LIMIT 1024"),
         ("CARE_REDIS_URL", "localhost", "CARE_REDIS_URL: must begin with redis://"),
