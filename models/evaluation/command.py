@@ -134,13 +134,14 @@ def run(arguments: Namespace) -> None:
 
 
 def _publish(found: Run, judgement: Judgement, arguments: Namespace) -> None:
-    if arguments.save is not None:
-        found.save(arguments.save)
     marks = significance.compare(found, arguments.baseline) if arguments.baseline else {}
     print(tables.text(found, marks))
     for system, reasons in judgement.not_applicable.items():
         for reason, names in reasons.items():
             print(f"\n{system} has no figure for {', '.join(names)}: {reason}.")
+    # After the table, which a full disk must not cost.
+    if arguments.save is not None:
+        found.save(arguments.save)
     if arguments.json is not None:
         rows = []
         for result in found.results:
@@ -195,14 +196,17 @@ def _curves(tasks: Sequence[Task], lineup: Lineup) -> Iterator[Curve]:
 
 def _check_outputs(arguments: Namespace) -> None:
     """Refuses, before hours of work, a place where nothing can be written."""
-    for option in ("save", "json", "html"):
-        path: Path | None = getattr(arguments, option)
-        if path is None:
-            continue
+    given = {option: path for option in ("save", "json", "html") if (path := getattr(arguments, option)) is not None}
+    for option, path in given.items():
+        first = next(other for other, place in given.items() if place.resolve() == path.resolve())
+        if first != option:
+            raise CareError(f"--{option} {path}: --{first} would be overwritten; name another file")
         if not path.parent.is_dir():
             raise CareError(f"--{option} {path}: there is no folder {path.parent}")
         if path.exists() and path.is_dir() != (option == "html"):
             raise CareError(f"--{option} {path}: name a {'folder' if option == 'html' else 'file'}, which this is not")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise CareError(f"--{option} {path}: cannot be written; choose another place or change its permissions")
 
 
 def _machine() -> str:

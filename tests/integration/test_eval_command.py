@@ -243,6 +243,7 @@ def test_a_benchmark_names_missing_sets_and_how_to_get_them(
         (("examples", "--dims", "0"), "'0' is not a whole number above 0"),
         (("examples", "--json", "no-such-folder/figures.json"), "there is no folder no-such-folder"),
         (("examples", "--save", "no-such-folder/run.json.gz"), "there is no folder no-such-folder"),
+        (("examples", "--save", "docs/run", "--json", "./docs/run"), "--json docs/run: --save would be overwritten"),
         (("examples", "--save", "docs"), "--save docs: name a file, which this is not"),
         (("examples", "--html", "README.md"), "--html README.md: name a folder, which this is not"),
         (("examples", "--fresh"), "--fresh: only a --pair"),
