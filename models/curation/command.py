@@ -40,6 +40,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         own.set_defaults(make=partial(_make, make) if isinstance(make, str) else make)
         return own
 
+    own = step(
+        "gather", _gather, "fetch general text from public packages and repositories; the FILE is a list of them"
+    )
+    own.add_argument("--downloads", type=Path, metavar="FOLDER", help="keeps what was fetched (OUT.downloads)")
+    own.add_argument("--strict", action="store_true", help="fail if a source cannot be had, instead of leaving it out")
+
     own = step("clean", _clean, "remove entities, tags, control characters and boilerplate; drop by length")
     own.add_argument("--shortest", type=positive, metavar="UNITS", help="words and Chinese characters at least (1)")
     own.add_argument("--longest", type=positive, metavar="UNITS", help="words and Chinese characters at most (10000)")
@@ -226,6 +232,12 @@ def _make(place: str, arguments: Namespace) -> Step:
         parts["retrievers"] = _retrievers(arguments, arguments.corpus)
     step: Step = kind(**parts)
     return step
+
+
+def _gather(arguments: Namespace) -> Step:
+    from models.curation.gather import Gather
+
+    return Gather(arguments.files, arguments.downloads or _beside(arguments, ".downloads"), arguments.strict)
 
 
 def _clean(arguments: Namespace) -> Step:
