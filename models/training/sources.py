@@ -20,7 +20,7 @@ DONE = "done.json"
 CURATE, DOWNLOAD = "care curate ", "hf download "
 SHA256 = re.compile("[0-9a-f]{64}")
 MISSING = "missing, in the order in which it can be made:"
-INPUTS = ("files", "corpus", "sts", "dictionary", "encoder")
+INPUTS = ("files", "corpus", "sts", "dictionary", "encoder", "against")
 """The options of curation steps that name files and folders to read."""
 
 
