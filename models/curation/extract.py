@@ -53,10 +53,11 @@ def members_within(name: str, data: bytes, depth: int = 2) -> Iterator[tuple[str
         return  # a damaged one has nothing to give
 
 
-def passages(name: str, data: bytes, fields: Sequence[str] = ()) -> Iterator[str]:
-    """The Chinese passages of a file, in order."""
+def passages(name: str, data: bytes, fields: Sequence[str] = (), prefix: str = "") -> Iterator[str]:
+    """The Chinese passages of a file, in order; `prefix` is a pattern that is removed where a line begins."""
+    begin = re.compile(f"^(?:{prefix})")
     for text in _texts(name, data, fields):
-        yield from _joined(line for line in plain(text).split("\n"))
+        yield from _joined(begin.sub("", line.strip()) for line in plain(text).split("\n"))
 
 
 def _texts(name: str, data: bytes, fields: Sequence[str]) -> Iterator[str]:

@@ -51,6 +51,8 @@ class Source:
     without: Sequence[str] = ()
     fields: Sequence[str] = ()
     """The fields of JSON objects that are taken; all if none is named."""
+    prefix: str = ""
+    """A pattern of what is removed where a line begins: labels, names of speakers."""
     most: int = 0
     """Passages at most, drawn evenly from all; 0: no limit."""
 
@@ -145,7 +147,7 @@ def _passages(source: Source, path: Path) -> Iterator[str]:
         for name, data in members:
             for inner, content in members_within(name, data):
                 if source.takes(inner):
-                    yield from passages(inner, content, source.fields)
+                    yield from passages(inner, content, source.fields, source.prefix)
 
 
 @contextmanager

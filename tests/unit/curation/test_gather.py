@@ -78,6 +78,10 @@ def test_fields_choose_what_is_taken_of_objects() -> None:
     assert taken("a.json", content, ("say",)) == [LONG]
 
 
+def test_a_prefix_is_removed_from_every_line() -> None:
+    assert list(passages("a.txt", f"M {LONG}\nM {LONG}".encode(), prefix="[EM] ")) == [f"{LONG}\n{LONG}"]
+
+
 def test_packed_files_are_read_within_others_and_damaged_ones_left_out() -> None:
     assert list(members_within("a.1.gz", gzip.compress(b"x"))) == [("a.1", b"x")]
     assert list(members_within("a.xpi", zipped({"b.zip": zipped({"c.txt": "x"})}))) == [("a.xpi/b.zip/c.txt", b"x")]
