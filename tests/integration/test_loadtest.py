@@ -78,7 +78,7 @@ def test_a_load_test_measures_checks_answers_and_applies_its_limits(
     # The printed table and the file end with the same request.
     assert f"Aggregated {total['Request Count']} " in " ".join(run.stdout.split() + run.stderr.split())
 
-    missed = load(*options, "--p95-ms", "0")
+    missed = load(*options, "--p95-ms", "0.001")
     assert missed.returncode == 1
     assert "SLO" not in missed.stdout
     assert "\nSLO missed: p95 of search" in f"\n{missed.stderr}"
