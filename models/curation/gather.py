@@ -127,7 +127,6 @@ class Gather(Step):
 
 def texts_of(source: Source, path: Path) -> list[str]:
     """The different passages of a source in their order; of more than `most` those with the lowest hashes."""
-    found = dict[bytes, tuple[int, str]]()
 
     def each() -> Iterator[tuple[bytes, int, str]]:
         seen = set[bytes]()
@@ -138,8 +137,7 @@ def texts_of(source: Source, path: Path) -> list[str]:
                 yield key, number, text
 
     kept = nsmallest(source.most, each()) if source.most else each()
-    found = {key: (number, text) for key, number, text in kept}
-    return [text for _, text in sorted(found.values())]
+    return [text for _, text in sorted((number, text) for _, number, text in kept)]
 
 
 def _passages(source: Source, path: Path) -> Iterator[str]:
