@@ -28,6 +28,11 @@ _ROFF = re.compile(r"\\f[A-Z]|^[.'][A-Za-z]{1,3}\b ?|^[.']?\\\".*|\\&|\\(?=-)", 
 _MARKS = re.compile(
     r"[*`]+|\b_+|_+\b|^[ \t]*(?:[#>]+|[-+*]|={2,}|\.\. )[ \t]*|\x1b\[[\d;]*m|\{\\[^{}]*\}", re.MULTILINE
 )
+_TEX = re.compile(
+    r"(?<!\\)%.*"  # a comment
+    r"|\\(?:begin|end|label|ref|cite|includegraphics)\*?(?:\[[^\]]*\])?\{[^{}]*\}"
+    r"|\\[a-zA-Z]+\*?(?:\[[^\]]*\])?|\\(?=[%&#_])|[{}$]"
+)
 _KEY = re.compile(r"^\s*[A-Za-z_][\w.\-\[\]]*\s*[=:]\s*", re.ASCII)
 _STRINGS = re.compile(r'^msgstr(?:\[\d\])?\s+((?:"(?:[^"\\\n]|\\.)*"\s*)+)', re.MULTILINE)
 _ESCAPE = re.compile(r'\\u([0-9a-fA-F]{4})|\\([nt"])')
@@ -74,7 +79,7 @@ def _texts(name: str, data: bytes, fields: Sequence[str]) -> Iterator[str]:
         quoted = (re.findall(r'"((?:[^"\\\n]|\\.)*)"', match) for match in _STRINGS.findall(text))
         yield "\n".join("".join(parts) for parts in quoted)
     else:
-        yield text
+        yield _TEX.sub("", text) if name.endswith(".tex") else text
 
 
 def _value(text: str) -> object:

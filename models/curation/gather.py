@@ -55,6 +55,8 @@ class Source:
     """A pattern of what is removed where a line begins: labels, names of speakers."""
     most: int = 0
     """Passages at most, drawn evenly from all; 0: no limit."""
+    source: str = GENERIC
+    """The `source` of its rows, by which recipes weigh them."""
 
     def takes(self, path: str) -> bool:
         matched = (any(fnmatchcase(path, each) for each in patterns) for patterns in (self.files, self.without))
@@ -62,11 +64,11 @@ class Source:
 
 
 def read_sources(path: Path) -> list[Source]:
-    """Reads a list of sources: a table for each kind, and `most` for the sources without their own."""
+    """Reads a list of sources: a table for each kind, and `most` and `source` for those without their own."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        most = {"most": tables.pop("most", 0)}
-        return [_source(kind, name, most | facts) for kind, found in tables.items() for name, facts in found.items()]
+        shared = {key: tables.pop(key) for key in ("most", "source") if key in tables}
+        return [_source(kind, name, shared | facts) for kind, found in tables.items() for name, facts in found.items()]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise BadData(f"{path}: not a list of sources: {error}; models/curation/general.toml is one") from error
 
@@ -115,7 +117,7 @@ class Gather(Step):
     def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
         for source, path in self._fetched.items():
             for text in texts_of(source, path):
-                yield {"text": text, "source": GENERIC, "origin": source.name}
+                yield {"text": text, "source": source.source, "origin": source.name}
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
         return (Outcome([row], notes={f"from {row['origin']}": 1}) for row in rows)

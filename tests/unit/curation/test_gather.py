@@ -54,6 +54,8 @@ def catalogue(*messages: str) -> bytes:
          [f"一个很长的标题在这里\n{LONG}"]),
         ("a.1", f'.\\" 注释注释\n.SH "名称"\n\\fBls\\fR \\- {LONG}', [f'"名称"\nls - {LONG}']),
         ("a.po", f'#~ 旧\nmsgid "x"\nmsgstr ""\n"{LONG[:12]}"\n"{LONG[12:]}\\n"\n', [LONG]),
+        ("a.tex", f"\\section*{{绪言绪言绪言}}\n% 注释\n\\begin{{x}}[y]\n{LONG[:12]}\\textbf{{{LONG[12:]}}}约占5\\%",
+         [f"绪言绪言绪言\n{LONG}约占5%"]),
         ("a.properties", "key.one = 春眠不觉晓处处闻\\u557c\\u9e1f", ["春眠不觉晓处处闻啼鸟"]),
         ("a.mo", catalogue("Project-Id: x", LONG), [LONG]),
         ("a.png", b"\x89PNG\0\0" + LONG.encode(), []),
@@ -140,10 +142,11 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     url = repository(tmp_path / "remote")
     path = tmp_path / "list.toml"
     path.write_text(
-        f'most = 20\n[git]\n"o/r" = {{ url = "{url}", files = ["*.json"], without = ["not*"], licence = "" }}\n'
+        'most = 20\nsource = "general"\n'
+        f'[git]\n"o/r" = {{ url = "{url}", files = ["*.json"], without = ["not*"], licence = "" }}\n'
         f'gone = {{ url = "{tmp_path / "nowhere"}", files = ["*"], licence = "none stated" }}\n'
         '[npm]\nheld = { version = "1", files = ["*.json"], licence = "MIT" }\n'
-        '[pypi]\nwheel = { version = "1", files = ["*.json"], licence = "MIT", most = 0 }\n'
+        '[pypi]\nwheel = { version = "1", files = ["*.json"], licence = "MIT", most = 0, source = "books" }\n'
         'empty = { version = "1", files = ["*.txt"], licence = "MIT" }\n'
     )
     return path
@@ -161,7 +164,8 @@ def test_sources_are_gathered_with_their_limits_and_nothing_is_written_elsewhere
     tally = gathered(listed, tmp_path / "made" / "out.jsonl")
     rows = read_out(tmp_path / "made")
     assert dict(tally.notes) == {"from o/r": 20, "from held": 3, "from wheel": 3}
-    assert rows[-1] == {"text": f"第2篇：{LONG}", "source": "generic", "origin": "wheel"}
+    assert rows[-1] == {"text": f"第2篇：{LONG}", "source": "books", "origin": "wheel"}
+    assert {row["source"] for row in rows[:-3]} == {"general"}
     drawn = [int(row["text"][1:].partition("篇")[0]) for row in rows[:20]]
     assert drawn == sorted(set(drawn)), "in the order of the files"
     assert drawn[-1] > 20, "drawn from all of them"
@@ -205,9 +209,14 @@ def test_missing_sources_are_refused_if_strict_or_all(listed: Path, tmp_path: Pa
         gathered(listed, tmp_path / "out.jsonl")
 
 
-def test_the_bundled_list_names_versions_and_licences() -> None:
-    sources = read_sources(Path(gather.__file__).with_name("general.toml"))
-    assert len(sources) > 40
-    assert all(source.licence and source.files and source.most for source in sources)
+def test_the_bundled_lists_name_versions_and_licences() -> None:
+    general, medical = (
+        read_sources(Path(gather.__file__).with_name(f"{name}.toml")) for name in ("general", "medical")
+    )
+    assert len(general) > 40
+    assert all(source.most and source.source == "generic" for source in general)
+    assert {source.source for source in medical} == {"medical"}
+    sources = [*general, *medical]
+    assert all(source.licence and source.files for source in sources)
     assert all(source.version for source in sources if source.kind in ("pypi", "npm"))
     assert not [source.name for source in sources if source.kind not in ("pypi", "npm", "debian", "git")]
