@@ -63,6 +63,8 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
         raise BadBackup(f"{collection.root} has no version: there is nothing to back up; check --collection")
     if keys is not None and not keys.is_file():
         raise BadBackup(f"{keys}: there is no such file of keys; leave out --keys and {KEYS_VARIABLE}, or name it")
+    if keys is not None and not _is_object(keys):
+        raise BadBackup(f"{keys} is not a file of keys: no service would start with it; care keys list checks one")
     if file.exists() and not file.is_file():
         raise BadBackup(f"{file} is not a file: a backup is written beside its place and moved there; name a file")
     file = file.resolve()  # a link stays: it may lead to another disk
@@ -83,6 +85,13 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
             partial.unlink(missing_ok=True)
     sync(file.parent)
     return versions, damaged
+
+
+def _is_object(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_versions(collection: Collection) -> tuple[list[str], list[str]]:

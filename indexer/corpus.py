@@ -19,7 +19,7 @@ import orjson
 from indexer.errors import BadCorpus, BadValue
 from indexer.log_changes import LogChanges
 from indexer.sources import Row, exact_json, find_files, read_rows
-from indexer.store.documents import NO_ID, StoredDocument
+from indexer.store.documents import NOT_AN_ID, StoredDocument, is_id
 from indexer.store.files import DiskDict
 from indexer.store.filters import Value, as_value, has_value, kind_of, read_number, require_name
 from indexer.store.fresh_log import NewDocument, Posted
@@ -32,6 +32,7 @@ METADATA = "metadata"
 LINE_BITS = 40
 SHOWN_ROWS = 5
 SHOWN_NAMES = 12
+SHOWN_ID = 80
 
 
 class Rejects(AbstractContextManager["Rejects"]):
@@ -221,8 +222,8 @@ class _Checker:
             raise _BadRow(f"no id in field {self._fields.id}; the row has {here} (map another with --field id=NAME)")
         if not isinstance(value, str):
             raise _BadRow(f"the id in field {self._fields.id} is neither text nor a whole number")
-        if NO_ID.search(value):
-            raise _BadRow(f"the id {value!r} has control characters or is . or .., so no address could name it")
+        if not is_id(value):
+            raise _BadRow(f"the id {value[:SHOWN_ID]!r} {NOT_AN_ID}")
         return value
 
     def _text(self, what: str, columns: Mapping[str, object]) -> str:

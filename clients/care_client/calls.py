@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from care_client.answers import Changes, Collection, Document, Embeddings, Health, Json, Ranked, Result, SearchAnswer
-from care_client.errors import KINDS, ApiError, BadAnswer, ConnectionFailed
+from care_client.errors import KINDS, ApiError, BadAnswer, CareClientError, ConnectionFailed
 
 T = TypeVar("T")
 Texts = str | Sequence[str]
@@ -25,6 +25,7 @@ RETRIED = frozenset({429, 503})
 # Errors of a connection: the same call may succeed the next time. A read timeout is not among them, because asking
 # again would add to the work of a service that is slow already.
 BROKEN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+SHOWN_PATH = 80
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -106,7 +107,10 @@ class Call(Generic[T]):
     retried: frozenset[int] = RETRIED
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
-        return http.build_request(self.method, self.path, json=self.body, headers=self.headers)
+        try:
+            return http.build_request(self.method, self.path, json=self.body, headers=self.headers)
+        except httpx.InvalidURL as error:
+            raise CareClientError(f"{self.path[:SHOWN_PATH]}…: {error}; is this the id of a document?") from error
 
     def pause(self, reply: Reply, attempts: Attempts) -> float | None:
         """Seconds to wait before the next attempt; None if this reply is the last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
@@ -102,7 +103,7 @@ def _clause(condition: object) -> Json:
     match condition:
         case {"field": str(field), "operator": str(operator), "value": value} if operator in COMPARISONS:
             name, negated = COMPARISONS[operator]
-            clause = {"field": field.removeprefix("meta."), name: value}
+            clause = {"field": field.removeprefix("meta."), name: _value(value)}
             return {"not": clause} if negated else clause
         case {"operator": "AND" | "OR" | "NOT" as operator, "conditions": [*conditions]}:
             parts = [_clause(each) for each in conditions]
@@ -115,6 +116,17 @@ def _clause(condition: object) -> Json:
         f'{condition!r} is not a filter; write {{"field": "meta.kind", "operator": "==", "value": "drug"}} '
         f'with an operator of {", ".join(COMPARISONS)}, or {{"operator": "AND", "conditions": […]}} (OR, NOT)'
     )
+
+
+def _value(value: object) -> object:
+    """Takes dates as the service stores them; raises FilterError for what JSON does not hold."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_value(each) for each in value]
+    if isinstance(value, date):  # a datetime is a date too
+        return value.isoformat()
+    if isinstance(value, str | int | float):
+        return value
+    raise FilterError(f"{value!r} is not a value of a filter; write a text, a number, a date, or a list of them")
 
 
 def _document(hit: Hit) -> Document:

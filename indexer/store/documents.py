@@ -32,7 +32,13 @@ BLOCK_ROWS = 1 << 16
 HEADLINE_CHARACTERS = 60
 # An id is part of an address, by which a document is read and deleted; HTTP clients take . and .. for steps in it.
 NO_ID = re.compile(r"[\x00-\x1f\x7f]|\A\.\.?\Z")
+LONGEST_ID_BYTES = 1024
+NOT_AN_ID = f"has control characters, more than {LONGEST_ID_BYTES:,} bytes, or is . or .., so no address could name it"
 Span = tuple[int, int]
+
+
+def is_id(text: str) -> bool:
+    return len(text.encode(errors="surrogatepass")) <= LONGEST_ID_BYTES and not NO_ID.search(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from abc import abstractmethod
@@ -17,6 +18,8 @@ from operator import mul
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
+
+from tqdm import tqdm
 
 from models.curation.frame import Outcome, Step, Tally, digest, hold
 from models.curation.rows import Row
@@ -170,6 +173,7 @@ class Panel:
     def __init__(self, models: Sequence[Model], answers: Path, limits: Limits) -> None:
         self._limits, self._stopped = limits, threading.Event()
         self._paces = {model.name: Pace(limits.per_minute, self._stopped) for model in models}
+        self._slow: set[str] = set()
         self._endpoints = {
             model.name: model.open(limits.timeout_seconds, partial(self._wait, model.name)) for model in models
         }
@@ -240,6 +244,9 @@ class Panel:
 
     def _wait(self, model: str, seconds: float) -> None:
         """Waits before a request, also before another try of it: the server counts both."""
+        if seconds and model not in self._slow:
+            self._slow.add(model)
+            tqdm.write(f"{model} does not answer or is busy; asking again for up to two minutes …", file=sys.stderr)
         self._stopped.wait(seconds)
         self._paces[model].wait()
         if self._stopped.is_set():

@@ -117,6 +117,6 @@ class GrowingIndex:
                 self._index.add(vectors[at : at + 1])
 
     def nearest(self, vectors: Vectors, count: int) -> tuple[Vectors, NDArray[np.int64]]:
-        """Scores and places (vectors, count), best first; place -1 and the lowest score where there are fewer."""
-        scores, places = self._index.search(vectors, count)
+        """Scores and places, best first: `count` of each vector, or as many as there are; place -1 if there is none."""
+        scores, places = self._index.search(vectors, max(1, min(count, len(self))))
         return scores, places

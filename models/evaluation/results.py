@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from models.errors import BadData
 from models.evaluation.sets import Kind
@@ -63,6 +63,11 @@ class SetResult:
     queries: list[QueryResult]
     queries_per_second: float | None
     """Of the online half alone: reading the query and searching, one query at a time; None if not measured."""
+
+    def __post_init__(self) -> None:
+        needed = {SIMILARITY, GOLD_SCORE} if self.kind is Kind.STS else {self.main_metric}
+        if self.main_metric not in self.metrics or any(needed - query.metrics.keys() for query in self.queries):
+            raise ValueError(f"{self.set_name}, {self.system}: {' or '.join(sorted(needed))} is missing")
 
     @property
     def value(self) -> float:
@@ -148,5 +153,9 @@ class Run:
                     for id, text, metrics, found, gold in result["queries"]
                 ]
             return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            reason = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+            raise BadData(f"{path}: not a run that care eval wrote ({reason})") from error
         except (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error) as error:
             raise BadData(f"{path}: not a run that care eval wrote ({error})") from error

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
-from indexer.store.documents import NO_ID
+from indexer.store.documents import NOT_AN_ID, is_id
 from indexer.store.filters import Filter, as_value, fields_of, require_name
 from indexer.store.fresh_log import NewDocument
 from indexer.store.metadata import admits
@@ -22,8 +22,6 @@ from service.search.portions import is_blank
 from service.updates.writer import ChangesAnswer
 
 PATH = "/v1/documents"
-# An id is part of an address.
-MAX_ID_BYTES = 1024
 SHOWN_IDS = 100  # in one line of the audit log
 Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
 
@@ -147,9 +145,8 @@ def _checked(number: int, posted: PostedDocument) -> NewDocument:
         raise InvalidRequest(f"documents[{number}]", "has neither text nor title")
     if is_blank(posted.name):
         raise InvalidRequest(f"documents[{number}]", "has no id")
-    if len(posted.name.encode()) > MAX_ID_BYTES or NO_ID.search(posted.name):
-        reason = f"its id has control characters, more than {MAX_ID_BYTES} bytes, or is . or .."
-        raise InvalidRequest(f"documents[{number}]", reason)
+    if not is_id(posted.name):
+        raise InvalidRequest(f"documents[{number}]", f"its id {NOT_AN_ID}")
     try:
         for name in posted.metadata or {}:
             require_name(name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
-from care_client.haystack import CareRetriever
+from care_client.haystack import CareRetriever, clauses
 from haystack import Document, Pipeline
 from haystack.errors import FilterError
 from haystack.utils import Secret
@@ -85,6 +86,25 @@ def test_malformed_filters_are_refused_at_once(wrong: dict[str, Any]) -> None:
     with pytest.raises(FilterError, match=r"is not a filter; write .*operator") as refused:
         CareRetriever(filters=wrong)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (date(2024, 5, 1), "2024-05-01"),
+        (datetime(2024, 5, 1, 12, tzinfo=UTC), "2024-05-01T12:00:00+00:00"),
+        ({"drug"}, ["drug"]),
+        (("drug", 7, True), ["drug", 7, True]),
+    ],
+)
+def test_values_are_sent_as_the_service_stores_them(value: object, sent: object) -> None:
+    assert clauses({"field": "meta.kind", "operator": "==", "value": value}) == [{"field": "kind", "eq": sent}]
+
+
+@pytest.mark.parametrize("value", [None, b"drug", [None], {"a": 1}], ids=str)
+def test_a_value_that_no_field_has_is_refused_at_once(value: object) -> None:
+    with pytest.raises(FilterError, match="is not a value of a filter; write a text"):
+        CareRetriever(filters={"field": "meta.kind", "operator": "in", "value": value})
 
 
 def test_a_saved_pipeline_holds_the_name_of_the_variable_and_not_the_key(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from care_client import ApiError, CareClient, Changes, InvalidRequest, NewDocument, NotFound
+from care_client import ApiError, CareClient, CareClientError, Changes, InvalidRequest, NewDocument, NotFound
 from care_client.answers import Result
 from care_client.retrieval import metadata_of
 
@@ -109,6 +109,8 @@ def test_get_document_returns_the_whole_document(client: CareClient) -> None:
         client.document("no/such document")
     assert caught.value.code == "not_found"
     assert caught.value.request_id
+    with pytest.raises(CareClientError, match="is this the id of a document"):
+        client.document("x" * 70_000)
 
 
 def test_the_collection_lists_its_fields(client: CareClient) -> None:

@@ -108,6 +108,9 @@ def test_a_backup_that_cannot_be_made_is_refused_with_the_reason(built: Built, t
         write_backup(Collection(tmp_path / "none"), tmp_path / "care.tar")
     with pytest.raises(BadBackup, match="no such file of keys"):
         write_backup(collection, tmp_path / "care.tar", tmp_path / "keys")
+    (tmp_path / "keys").write_text("# Notes", encoding="utf-8")
+    with pytest.raises(BadBackup, match="is not a file of keys"):
+        write_backup(collection, tmp_path / "care.tar", tmp_path / "keys")
     with collection.sole_builder(), pytest.raises(Busy):
         write_backup(collection, tmp_path / "care.tar")
     assert [path.name for path in tmp_path.glob("*care.tar*")] == []

@@ -106,6 +106,7 @@ def test_the_graph_depends_only_on_the_order_of_the_vectors() -> None:
     exact = GrowingIndex(16, 1000)
     exact.add(vectors)
     assert (exact.nearest(vectors, 5)[1] == found[0]).mean() > 0.95
+    assert exact.nearest(vectors[:1], 2**31 - 1)[1].shape == (1, 500), "no more than there are"
 
 
 @pytest.mark.parametrize("given", [{"most": -1}, {"seeds": -1}, {"exact": -1}])

@@ -186,12 +186,13 @@ def test_a_passage_that_a_judge_refuses_is_dropped_and_not_retried(server: Gradi
 
 
 def test_an_unreachable_server_ends_the_run_and_keeps_its_earlier_answers(
-    server: GradingServer, tmp_path: Path
+    server: GradingServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"query": f"问{n}", "pos": [f"答{n}是4"]} for n in range(30)]
     server.fault = lambda model, prompt, number: Reply(500) if len(server.graded) >= 20 else None
     with pytest.raises(CareError, match="answers 500"):
         judged(server, tmp_path, rows)
+    assert capsys.readouterr().err.count("a does not answer or is busy; asking again") == 1, "said once for each model"
     assert not files_of(tmp_path).out.exists()
     server.fault = lambda model, prompt, number: None
     assert len(judged(server, tmp_path, rows)) == 30

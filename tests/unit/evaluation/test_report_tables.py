@@ -15,7 +15,8 @@ MARKS: Marks = {("bench", ("one",), "dense"): UP, ("bench", ("two",), "dense"): 
 
 def rerank(system: str, value: float) -> SetResult:
     result = set_result(system, [value], "lists")
-    return replace(result, kind=Kind.RERANK, main_metric="MAP@10", metrics={"MAP@10": 100 * value})
+    queries = [replace(query, metrics={"MAP@10": value}) for query in result.queries]
+    return replace(result, kind=Kind.RERANK, main_metric="MAP@10", metrics={"MAP@10": 100 * value}, queries=queries)
 
 
 RESULTS = [

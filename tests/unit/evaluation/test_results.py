@@ -56,6 +56,18 @@ def test_a_file_that_is_not_a_run_gives_a_one_line_error(tmp_path: Path, content
         Run.load(tmp_path / "run.json.gz")
 
 
+@pytest.mark.parametrize(("result", "lacking"), [(0, "nDCG@10"), (2, "gold score or similarity")])
+def test_a_run_with_a_query_that_has_no_figure_is_refused(tmp_path: Path, result: int, lacking: str) -> None:
+    path = tmp_path / "run.json.gz"
+    a_run().save(path)
+    values = json.loads(gzip.decompress(path.read_bytes()))
+    values["results"][result]["queries"][0][2] = {"other": 1.0}
+    path.write_bytes(gzip.compress(json.dumps(values).encode()))
+    with pytest.raises(BadData, match=f"not a run that care eval wrote .*{lacking} is missing") as refused:
+        Run.load(path)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_run_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json.gz"
     monkeypatch.setattr(results, "FORMAT", 99)
