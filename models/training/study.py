@@ -3,7 +3,8 @@
   python -m models.training.study models/training/studies/care-tables.toml DATA/cmirb DATA/chip-cdn --out OUT
 
 The same call goes on after a stop; other data need another OUT. OUT has `runs/VARIANT/SEED` (with `log`), `vectors/` of
-frozen encoders, which the runs share, and `table.md`: means over the seeds, and their standard deviation.
+frozen encoders, which the runs share, and `table.md`, which grows with every run: means over the seeds, and their
+standard deviation. All variants are trained with one seed, then with the next.
 
 A study is a TOML file with these keys:
   base        a recipe, relative to the study's folder
@@ -114,12 +115,15 @@ class Run:
 
 
 def runs_of(path: Path, out: Path) -> list[Run]:
-    """Reads a study, and every recipe in it, before the first one is trained."""
+    """Reads a study, and every recipe in it, before the first one is trained.
+
+    The first seed of all variants comes first, so that a study that is stopped has compared them.
+    """
     study = Study.load(path)
     base, found = read_tables(path.parent / study.base), []
-    for variant, tables in study.variants.items():
-        changes = {key: value for key, value in tables.items() if key != DOCUMENTS}
-        for seed in study.seeds:
+    for seed in study.seeds:
+        for variant, tables in study.variants.items():
+            changes = {key: value for key, value in tables.items() if key != DOCUMENTS}
             recipe = Recipe.of(overlaid(base, changes | {SEED: seed}), f"{path}: {variant}")
             documents = str(tables.get(DOCUMENTS, study.documents))
             found.append(Run(variant, seed, recipe, documents, out / RUNS / variant / str(seed)))
@@ -169,7 +173,7 @@ def study(path: Path, roots: Sequence[Path], out: Path, at_once: int = 1) -> str
         raise BadData(f"{named}: no retrieval set to judge by; name folders in BEIR's shape, as care eval takes them")
     if len(names := {task.name for task in tasks}) < len(tasks):
         raise BadData(f"two sets have one name among {', '.join(sorted(names))}: judge them by two calls")
-    runs, found = runs_of(path, out), dict[str, list[Figures]]()
+    runs, found, text = runs_of(path, out), dict[str, list[Figures]](), ""
     for run in runs:
         run.check()
     processes = {run.folder: SPAWN.Process(target=_train, args=(run, out / VECTORS)) for run in runs}
@@ -188,6 +192,8 @@ def study(path: Path, roots: Sequence[Path], out: Path, at_once: int = 1) -> str
                 if future.result():
                     figures = _figures(run, tasks, out / CACHE)
                     found.setdefault(run.variant, []).append(figures)
+                    text = table({run.variant: found[run.variant] for run in runs if run.variant in found})
+                    (out / TABLE).write_text(text + "\n", encoding="utf-8")
                     bar.write(f"{run}: {np.mean(list(figures.values())):.2f}")
                 else:
                     bar.write(f"{run} failed: {_last_line(run.folder / LOG)} ({run.folder / LOG})")
@@ -198,9 +204,6 @@ def study(path: Path, roots: Sequence[Path], out: Path, at_once: int = 1) -> str
                 if process.is_alive():
                     process.terminate()  # it saves its step first
             raise
-    text = table({run.variant: found[run.variant] for run in runs if run.variant in found}) if found else ""
-    if found:
-        (out / TABLE).write_text(text + "\n", encoding="utf-8")
     if missing := len(runs) - sum(map(len, found.values())):
         raise CareError(f"{missing} of {len(runs)} runs failed; the same call tries them again\n{text}".rstrip())
     return text

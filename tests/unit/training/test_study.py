@@ -87,6 +87,21 @@ def test_variants_are_trained_with_each_seed_and_judged(home: Path) -> None:
     assert log.read_text() == before
 
 
+def test_a_study_that_is_stopped_has_compared_its_variants(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = study._figures
+
+    def stop_at_the_third(run: study.Run, *others: object) -> study.Figures:
+        if run.seed == 2:
+            raise KeyboardInterrupt
+        return judged(run, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(study, "_figures", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        study.study(home / "study.toml", [home / "dev"], home / "out")
+    lines = (home / "out" / "table.md").read_text().splitlines()
+    assert [line.split(" | ")[:2] for line in lines[2:]] == [["| whole", "1"], ["| without-mse", "1"]]
+
+
 def test_a_run_that_fails_is_named_and_the_others_go_on(home: Path) -> None:
     (home / "study.toml").write_text(f"{STUDY}\n[variants.broken]\nencoders.query.start = 'nowhere'\n")
     with pytest.raises(CareError, match="2 of 6 runs failed") as error:
