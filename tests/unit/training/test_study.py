@@ -1,5 +1,6 @@
 """Studies: variants of a recipe with several seeds, which share vectors, and the table of their figures."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from models.training.recipe import Recipe
 from models.training.recipe_file import Tables, apply_change, overlaid
 from models.training.run import train
 from models.training.stages import files_of
-from tests.support.toy_training import ONE, plain, toy_rows, write_dev, write_rows, write_start
+from tests.support.toy_training import ONE, TOPICS, plain, toy_rows, write_dev, write_rows, write_start
 
 STUDIES = sorted(Path("models/training/studies").resolve().glob("*.toml"))
 RECIPE = """
@@ -141,6 +142,15 @@ def test_a_table_has_means_and_deviations() -> None:
     ]
 
 
+def rows_of(source: str) -> list[dict[str, object]]:
+    """Texts of its own: one that several sources have counts for the first."""
+    text = json.dumps(plain(toy_rows(source)), ensure_ascii=False)
+    for topic in TOPICS:
+        text = text.replace(topic, f"{source}{topic}").replace(topic[::-1], f"{source}{topic[::-1]}")
+    rows: list[dict[str, object]] = json.loads(text)
+    return rows
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_variant_of_a_bundled_study_trains(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def toy(below: Tables, above: Tables) -> Tables:
@@ -148,8 +158,6 @@ def test_every_variant_of_a_bundled_study_trains(path: Path, tmp_path: Path, mon
         joined = any("beside" in encoder for encoder in tables["encoders"].values())
         for change in [*TOY, *(["encoders.query.projection=64", "encoders.query.dim=64"] if joined else [])]:
             apply_change(tables, change, ["layers", "max_length", "batch", "tokens"])
-        for stage in tables["stages"].values():
-            stage["data"] |= {"weights": {}, "crops": {}}
         return tables
 
     monkeypatch.setattr(study, "overlaid", toy)
@@ -162,9 +170,10 @@ def test_every_variant_of_a_bundled_study_trains(path: Path, tmp_path: Path, mon
             if encoder.start is not None and not encoder.start.exists():
                 write_start(encoder.start, "bert" if "-zh" in encoder.start.name else "qwen3", layers=3)
         for stage in run.recipe.stages.values():
-            sources = ["toy", *stage.data.without]
+            # `queries` are no source of a file: a stage makes them of the rows of all.
+            sources = {*stage.data.weights, *stage.data.crops, *stage.data.without, "toy"} - {"*", "queries"}
             for file in files_of(stage):
-                write_rows(Path(file), [row for source in sources for row in plain(toy_rows(source))])
+                write_rows(Path(file), [row for source in sorted(sources) for row in rows_of(source)])
         folders = train(Recipe.model_validate(run.recipe), run.folder, ONE, tmp_path / "vectors")
         query, own = (Path(each.partition(",")[0]) for each in run.pair())
         assert query in folders
