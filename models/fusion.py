@@ -19,10 +19,10 @@ DocumentsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 RECIPROCAL_OFFSET = 60.0
 CANDIDATES = 100
 """How many rows of each ranking enter a fusion."""
-# Fitted to development queries (docs/experiments.md). The dense side weighs more if its first hit is far above its
-# tenth and its last, relative to a perfect match, and if BM25's best hit is close to the next ones.
+# Fitted to development queries (docs/experiments/fusion.md). The dense side weighs more if its first hit is far above
+# its tenth and its last, relative to a perfect match, and if BM25's best hit is close to the next ones.
 INTERCEPT, DENSE_TENTH, DENSE_LAST, LEXICAL_SECOND, LEXICAL_TENTH = -3.1, 1.5, 1.9, 1.4, 1.7
-# Factors for the dense and lexical scores of a passage that is not its document's first (docs/experiments.md).
+# Factors for the dense and lexical scores of a passage that is not its document's first (docs/experiments/words.md).
 LATER_DENSE, LATER_LEXICAL = 0.96, 0.9
 
 

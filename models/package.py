@@ -11,7 +11,7 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 BUNDLED_ENCODER = PRETRAINED / "care-small-zh"
 """Reads queries and documents: for a corpus that no large encoder has read."""
 BUNDLED_PAIR = PRETRAINED / "care-pair-zh"
-"""Reads the queries of a collection whose documents its partner read (docs/experiments.md, 5)."""
+"""Reads the queries of a collection whose documents its partner read (docs/experiments/joined-pair.md)."""
 
 LARGEST = 2**31 - 1
 """Of the whole numbers of options: libraries in C take no larger ones."""

@@ -1,0 +1,35 @@
+"""Links between the documents: each leads to a file, and to a heading that it has."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    # A copy without its repository has the documents of the root and of docs.
+    return [ROOT / name for name in listed.split()] or [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def anchors(path: Path) -> set[str]:
+    """The names that a page shows for its headings: letters, digits and hyphens."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for place, heading in LINK.findall(CODE.sub("", path.read_text(encoding="utf-8"))):
+        target = path.parent / place if place else path
+        if not target.exists() or (heading and target.suffix == ".md" and heading not in anchors(target)):
+            broken.append(f"{place}#{heading}")
+    assert not broken
