@@ -30,8 +30,8 @@ _MARKS = re.compile(
 )
 _TEX = re.compile(
     r"(?<!\\)%.*"  # a comment
-    r"|\\(?:begin|end|label|ref|cite|includegraphics)\*?(?:\[[^\]]*\])?\{[^{}]*\}"
-    r"|\\[a-zA-Z]+\*?(?:\[[^\]]*\])?|\\(?=[%&#_])|[{}$]"
+    r"|\\(?:begin|end|label|ref|cite|includegraphics)\*?(?:\[[^\[\]\n]*\])?\{[^{}]*\}"
+    r"|\\[a-zA-Z]+\*?(?:\[[^\[\]\n]*\])?|\\(?=[%&#_])|[{}$]"
 )
 _KEY = re.compile(r"^\s*[A-Za-z_][\w.\-\[\]]*\s*[=:]\s*", re.ASCII)
 _STRINGS = re.compile(r'^msgstr(?:\[\d\])?\s+((?:"(?:[^"\\\n]|\\.)*"\s*)+)', re.MULTILINE)
