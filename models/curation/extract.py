@@ -20,10 +20,19 @@ MEMBER_BYTES = 1 << 27
 
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 _SOLID = re.compile(r"\S")
-_UNSEEN = re.compile(r"<(script|style|head|pre)\b.*?</\1\s*>|<!--.*?-->|^```.*?^```", re.DOTALL | re.MULTILINE | re.I)
+_UNSEEN = [
+    (re.compile(begin, re.MULTILINE | re.I), re.compile(end, re.MULTILINE | re.I))
+    for begin, end in [
+        *((rf"<{name}\b", rf"</{name}\s*>") for name in ("script", "style", "head", "pre")),
+        ("<!--", "-->"),
+        ("^```", "^```"),
+    ]
+]
+"""Where a part that no reader sees begins and ends."""
 _BLOCK = re.compile(r"</?(?:p|div|br|li|[uo]l|d[dlt]|t[rdh]|table|h\d|section|para|title|page|item)\b[^<>]*>", re.I)
 _TAG = re.compile(r"</?[a-z][^<>]*>|<[?!][^<>]*>", re.I)
-_LINK = re.compile(r"!\[[^\]]*\]\([^)]*\)|\[([^\[\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
+# Bounded: each of many beginnings without an end would look for it to the end of the file.
+_LINK = re.compile(r"!\[[^\]]{0,1000}\]\([^)]{0,1000}\)|\[([^\[\]]*)\](?:\([^)]{0,1000}\)|\[[^\]]{0,1000}\])")
 _ROFF = re.compile(r"\\f[A-Z]|^[.'][A-Za-z]{1,3}\b ?|^[.']?\\\".*|\\&|\\(?=-)", re.MULTILINE)
 _MARKS = re.compile(
     r"[*`]+|\b_+|_+\b|^[ \t]*(?:[#>]+|[-+*]|={2,}|\.\. )[ \t]*|\x1b\[[\d;]*m|\{\\[^{}]*\}", re.MULTILINE
@@ -141,10 +150,22 @@ def _messages(data: bytes) -> Iterator[str]:
 
 def plain(text: str) -> str:
     """The text without the marks of HTML, XML, Markdown, roff and files of strings."""
-    text = _BLOCK.sub("\n", _UNSEEN.sub("\n", text.replace("\r\n", "\n").replace("\r", "\n")))
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    for begin, end in _UNSEEN:
+        text = _without(text, begin, end)
+    text = _BLOCK.sub("\n", text)
     text = html.unescape(_TAG.sub("", text))
     text = _MARKS.sub("", _ROFF.sub("", _LINK.sub(lambda match: match[1] or "", text)))
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else '"' if match[2] == '"' else "\n", text)
+
+
+def _without(text: str, begin: re.Pattern[str], end: re.Pattern[str]) -> str:
+    """The text without the parts between both; one that does not end is kept."""
+    kept, at = list[str](), 0
+    while (first := begin.search(text, at)) and (last := end.search(text, first.end())):
+        kept.append(text[at : first.start()])
+        at = last.end()
+    return "\n".join([*kept, text[at:]])
 
 
 def share(text: str) -> float:

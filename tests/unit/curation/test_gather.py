@@ -84,6 +84,13 @@ def test_a_prefix_is_removed_from_every_line() -> None:
     assert list(passages("a.txt", f"M {LONG}\nM {LONG}".encode(), prefix="[EM] ")) == [f"{LONG}\n{LONG}"]
 
 
+@pytest.mark.parametrize("begin", ["<script>", "<!--", "[一](", "![", "\\cite[", "\\begin{"])
+def test_many_beginnings_without_an_end_take_no_square_of_time(begin: str) -> None:
+    """Looking for the end from each of them took some minutes at this size, and days at that of a large file."""
+    for name in ("a.html", "a.tex"):
+        assert list(passages(name, f"{begin * 200_000}\n{LONG}".encode()))[-1].endswith(LONG)
+
+
 def test_packed_files_are_read_within_others_and_damaged_ones_left_out() -> None:
     assert list(members_within("a.1.gz", gzip.compress(b"x"))) == [("a.1", b"x")]
     assert list(members_within("a.xpi", zipped({"b.zip": zipped({"c.txt": "x"})}))) == [("a.xpi/b.zip/c.txt", b"x")]
