@@ -1,14 +1,24 @@
-"""Links between the documents: each leads to a file, and to a heading that it has."""
+"""Documents: every link leads to a file, and to a heading that it has; every command that can be copied is taken."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+import cli
+from tests.unit.deploy.support import parse_care
+
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+# What follows two spaces is a remark; what has an ellipsis or a substitution is not whole.
+COMMAND = re.compile(
+    rf"^\s*(?:\w+=\S+ )*(?:\S+/)?care ((?:{'|'.join(cli.COMMANDS)})\b(?:(?!  | #)[^…|>;&$\[\n])*+)(?![…$\[])",
+    re.MULTILINE,
+)
 
 
 def documents() -> list[Path]:
@@ -33,3 +43,12 @@ def test_links_lead_somewhere(path: Path) -> None:
         if not target.exists() or (heading and target.suffix == ".md" and heading not in anchors(target)):
             broken.append(f"{place}#{heading}")
     assert not broken
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_are_taken(path: Path) -> None:
+    blocks = [re.sub(r"\s*\\\n\s*", " ", block) for block in BLOCK.findall(path.read_text(encoding="utf-8"))]
+    for command in (command for block in blocks for command in COMMAND.findall(block)):
+        words = shlex.split(command)
+        if words[0] != "demo" and tuple(words[:2]) not in cli.PARTS:
+            parse_care(words)
