@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from models.curation.extract import without_entities
 from models.curation.frame import Outcome, Step
 from models.curation.pages import Head, running_heads, text_of_page
 from models.curation.rows import Row, missing_text, read_rows, with_texts
@@ -100,7 +100,7 @@ class Clean(Step):
 
     def text(self, text: str, notes: Counter[str]) -> str:
         """The cleaned text; counts in `notes` what was found."""
-        plain = _IMAGE.sub(" ", _TAG.sub(" ", html.unescape(html.unescape(text))))
+        plain = _IMAGE.sub(" ", _TAG.sub(" ", without_entities(without_entities(text))))
         plain = _CONTROL.sub("", plain.replace("\r\n", "\n").replace("\r", "\n").replace("\u2028", "\n"))
         if plain != text:
             notes["texts with entities, tags, images or control characters"] += 1

@@ -20,28 +20,35 @@ MEMBER_BYTES = 1 << 27
 
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 _SOLID = re.compile(r"\S")
-_UNSEEN = [
-    (re.compile(begin, re.MULTILINE | re.I), re.compile(end, re.MULTILINE | re.I))
-    for begin, end in [
-        *((rf"<{name}\b", rf"</{name}\s*>") for name in ("script", "style", "head", "pre")),
-        ("<!--", "-->"),
-        ("^```", "^```"),
-    ]
-]
-"""Where a part that no reader sees begins and ends."""
+_UNSEEN = re.compile(r"<(script|style|head|pre)\b|<!--|^```", re.MULTILINE | re.I)
+"""Where a part begins that no reader sees."""
+_ENDS = {name: re.compile(rf"</{name}\s*>", re.I) for name in ("script", "style", "head", "pre")} | {
+    "<!--": re.compile("-->"),
+    "```": re.compile("^```", re.MULTILINE),
+}
 _BLOCK = re.compile(r"</?(?:p|div|br|li|[uo]l|d[dlt]|t[rdh]|table|h\d|section|para|title|page|item)\b[^<>]*>", re.I)
 _TAG = re.compile(r"</?[a-z][^<>]*>|<[?!][^<>]*>", re.I)
-# Bounded: each of many beginnings without an end would look for it to the end of the file.
-_LINK = re.compile(r"!\[[^\]]{0,1000}\]\([^)]{0,1000}\)|\[([^\[\]]*)\](?:\([^)]{0,1000}\)|\[[^\]]{0,1000}\])")
+# No part goes beyond the next bracket: each of many beginnings without an end would look for it to the end of the file.
+_LINK = re.compile(r"!\[[^\[\]]*\]\([^)\[]*\)|\[([^\[\]]*)\](?:\([^)\[]*\)|\[[^\[\]]*\])")
 _ROFF = re.compile(r"\\f[A-Z]|^[.'][A-Za-z]{1,3}\b ?|^[.']?\\\".*|\\&|\\(?=-)", re.MULTILINE)
 _MARKS = re.compile(
-    r"[*`]+|\b_+|_+\b|^[ \t]*(?:[#>]+|[-+*]|={2,}|\.\. )[ \t]*|\x1b\[[\d;]*m|\{\\[^{}]*\}", re.MULTILINE
+    r"[*`]+|\b_+|(?<!_)_+\b|^[ \t]*(?:[#>]+|[-+*]|={2,}|\.\. )[ \t]*|\x1b\[[\d;]*m|\{\\[^{}]*\}", re.MULTILINE
 )
+_SYMBOLS = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "Delta": "Δ", "mu": "μ", "pm": "±", "times": "×",
+    "cdot": "·", "circ": "°", "degree": "°", "ge": "≥", "geq": "≥", "le": "≤", "leq": "≤", "approx": "≈", "sim": "~",
+    "to": "→", "rightarrow": "→", "uparrow": "↑", "downarrow": "↓",
+}  # fmt: skip
 _TEX = re.compile(
-    r"(?<!\\)%.*"  # a comment
-    r"|\\(?:begin|end|label|ref|cite|includegraphics)\*?(?:\[[^\[\]\n]*\])?\{[^{}]*\}"
-    r"|\\[a-zA-Z]+\*?(?:\[[^\[\]\n]*\])?|\\(?=[%&#_])|[{}$]"
+    r"(?<!\\)(?:\\\\)*%.*"  # a comment
+    r"|(?P<gap>\\\\(?:\[[^\[\]\n]*\])?|[&~])"
+    rf"|\\(?P<symbol>{'|'.join(_SYMBOLS)})(?![A-Za-z]) ?"
+    r"|\\item\[(?P<label>[^\[\]\n]*)\]"
+    r"|\\(?:begin|end)\{[^{}]*\}(?:\[[^\[\]\n]*\])?(?:\{[^{}\n]*\})?"
+    r"|\\(?:label|(?:eq|page)?ref|cite[a-z]*|includegraphics|url|href|input)\*?(?:\[[^\[\]\n]*\])?\{[^{}]*\}"
+    r"|\\[a-zA-Z]+\*?(?:\[[^\[\]\n]*\])?|\\(?P<sign>[%&#_$])|\\[,;:! ]|[{}$]"
 )
+_ENDLESS_NUMBER = re.compile(r"&#\d{8,}")
 _KEY = re.compile(r"^\s*[A-Za-z_][\w.\-\[\]]*\s*[=:]\s*", re.ASCII)
 _STRINGS = re.compile(r'^msgstr(?:\[\d\])?\s+((?:"(?:[^"\\\n]|\\.)*"\s*)+)', re.MULTILINE)
 _ESCAPE = re.compile(r'\\u([0-9a-fA-F]{4})|\\([nt"])')
@@ -88,7 +95,14 @@ def _texts(name: str, data: bytes, fields: Sequence[str]) -> Iterator[str]:
         quoted = (re.findall(r'"((?:[^"\\\n]|\\.)*)"', match) for match in _STRINGS.findall(text))
         yield "\n".join("".join(parts) for parts in quoted)
     else:
-        yield _TEX.sub("", text) if name.endswith(".tex") else text
+        yield _TEX.sub(_without_tex, text) if name.endswith(".tex") else text
+
+
+def _without_tex(match: re.Match[str]) -> str:
+    """What a reader sees of a command."""
+    if match["symbol"]:
+        return _SYMBOLS[match["symbol"]]
+    return " " if match["gap"] else match["label"] or match["sign"] or ""
 
 
 def _value(text: str) -> object:
@@ -141,8 +155,12 @@ def _messages(data: bytes) -> Iterator[str]:
     try:
         order = "<" if data[:4] == b"\xde\x12\x04\x95" else ">"
         count, _, table = struct.unpack_from(f"{order}3I", data, 8)
+        left = len(data)
         for number in range(count):
             length, place = struct.unpack_from(f"{order}2I", data, table + 8 * number)
+            left -= length
+            if left < 0:  # messages overlap: it is damaged
+                return
             yield from data[place : place + length].decode(errors="replace").split("\0")
     except struct.error:
         return
@@ -150,21 +168,28 @@ def _messages(data: bytes) -> Iterator[str]:
 
 def plain(text: str) -> str:
     """The text without the marks of HTML, XML, Markdown, roff and files of strings."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    for begin, end in _UNSEEN:
-        text = _without(text, begin, end)
-    text = _BLOCK.sub("\n", text)
-    text = html.unescape(_TAG.sub("", text))
+    text = _BLOCK.sub("\n", _seen(text.replace("\r\n", "\n").replace("\r", "\n")))
+    text = without_entities(_TAG.sub("", text))
     text = _MARKS.sub("", _ROFF.sub("", _LINK.sub(lambda match: match[1] or "", text)))
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else '"' if match[2] == '"' else "\n", text)
 
 
-def _without(text: str, begin: re.Pattern[str], end: re.Pattern[str]) -> str:
-    """The text without the parts between both; one that does not end is kept."""
-    kept, at = list[str](), 0
-    while (first := begin.search(text, at)) and (last := end.search(text, first.end())):
-        kept.append(text[at : first.start()])
-        at = last.end()
+def without_entities(text: str) -> str:
+    """The text with characters in place of HTML's entities; numbers that no character has would be an error."""
+    return html.unescape(_ENDLESS_NUMBER.sub("", text))
+
+
+def _seen(text: str) -> str:
+    """The text without the parts that no reader sees; one that does not end is kept."""
+    kept, at, place, endless = list[str](), 0, 0, set[str]()
+    while begin := _UNSEEN.search(text, place):
+        kind, place = (begin[1] or begin[0]).lower(), begin.end()
+        end = None if kind in endless else _ENDS[kind].search(text, place)
+        if end is None:
+            endless.add(kind)
+        else:
+            kept.append(text[at : begin.start()])
+            at = place = end.end()
     return "\n".join([*kept, text[at:]])
 
 

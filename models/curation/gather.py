@@ -7,6 +7,7 @@ wheels are taken, because pip runs the code of a source distribution to read its
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,13 +70,17 @@ def read_sources(path: Path) -> list[Source]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         shared = {key: tables.pop(key) for key in ("most", "source") if key in tables}
         return [_source(kind, name, shared | facts) for kind, found in tables.items() for name, facts in found.items()]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
         raise BadData(f"{path}: not a list of sources: {error}; models/curation/general.toml is one") from error
 
 
 def _source(kind: str, name: str, facts: Mapping[str, Any]) -> Source:
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
-    return Source(kind, name, **values)
+    source = Source(kind, name, **values)
+    re.compile(source.prefix)
+    if not isinstance(source.most, int) or not isinstance(source.source, str) or not source.source.strip():
+        raise ValueError(f"{name}: most is a whole number, and source a name")
+    return source
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ class Gather(Step):
     _faults: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     name = "gather"
+    version = 2
 
     @cached_property
     def _fetched(self) -> Mapping[Source, Path]:

@@ -10,7 +10,7 @@ A study is a TOML file with these keys:
   base        a recipe, relative to the study's folder
   seeds       numbers; each variant is trained once with each
   documents   what reads documents: an encoder of the recipe, or FOLDER,precision=bf16 as `care eval` takes it
-  variants    tables of recipes, which lie over the base; `documents` among them counts for this variant
+  variants    tables of recipes, which lie over the base; `base` and `documents` among them count for this variant
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from models.training.recipe_file import Tables, overlaid, read_tables
 from models.training.run import ENCODERS, train
 
 LOG, TABLE, RUNS, VECTORS, CACHE = "log", "table.md", "runs", "vectors", "cache"
-DOCUMENTS, SEED = "documents", "seed"
+BASE, DOCUMENTS, SEED = "base", "documents", "seed"
 Figures = dict[str, float]
 FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Seed = Annotated[int, Field(ge=0, strict=True)]
@@ -120,10 +120,11 @@ def runs_of(path: Path, out: Path) -> list[Run]:
     The first seed of all variants comes first, so that a study that is stopped has compared them.
     """
     study = Study.load(path)
-    base, found = read_tables(path.parent / study.base), []
+    found = []
     for seed in study.seeds:
         for variant, tables in study.variants.items():
-            changes = {key: value for key, value in tables.items() if key != DOCUMENTS}
+            changes = {key: value for key, value in tables.items() if key not in (BASE, DOCUMENTS)}
+            base = read_tables(path.parent / str(tables.get(BASE, study.base)))
             recipe = Recipe.of(overlaid(base, changes | {SEED: seed}), f"{path}: {variant}")
             documents = str(tables.get(DOCUMENTS, study.documents))
             found.append(Run(variant, seed, recipe, documents, out / RUNS / variant / str(seed)))

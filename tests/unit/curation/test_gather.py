@@ -56,6 +56,11 @@ def catalogue(*messages: str) -> bytes:
         ("a.po", f'#~ 旧\nmsgid "x"\nmsgstr ""\n"{LONG[:12]}"\n"{LONG[12:]}\\n"\n', [LONG]),
         ("a.tex", f"\\section*{{绪言绪言绪言}}\n% 注释\n\\begin{{x}}[y]\n{LONG[:12]}\\textbf{{{LONG[12:]}}}约占5\\%",
          [f"绪言绪言绪言\n{LONG}约占5%"]),
+        ("b.tex", f"\\item[甲] {LONG}\\\\% 注释\n$\\geq$5\\,$\\mu$g & \\cite[第5页]{{乙}}\\$7 \\url{{http://x/%20丙}}丁丁丁",
+         [f"甲 {LONG}\n≥5μg   $7 丁丁丁"]),
+        ("b.html", f"{LONG}<!-- <script> --><header>头</header> ![图](data:x,{'A' * 3000})春眠不觉晓&#{'9' * 5000};",
+         [f"{LONG}\n头 春眠不觉晓;"]),
+        ("b.md", f"```html\n<script>\n```\n{LONG}<!-- 注 -->```处处闻</script>啼鸟", [f"{LONG}\n处处闻啼鸟"]),
         ("a.properties", "key.one = 春眠不觉晓处处闻\\u557c\\u9e1f", ["春眠不觉晓处处闻啼鸟"]),
         ("a.mo", catalogue("Project-Id: x", LONG), [LONG]),
         ("a.png", b"\x89PNG\0\0" + LONG.encode(), []),
@@ -84,7 +89,7 @@ def test_a_prefix_is_removed_from_every_line() -> None:
     assert list(passages("a.txt", f"M {LONG}\nM {LONG}".encode(), prefix="[EM] ")) == [f"{LONG}\n{LONG}"]
 
 
-@pytest.mark.parametrize("begin", ["<script>", "<!--", "[一](", "![", "\\cite[", "\\begin{"])
+@pytest.mark.parametrize("begin", ["<script>", "<!--", "\n```\n<pre>", "[一](", "![", "_", "\\cite[", "\\begin{"])
 def test_many_beginnings_without_an_end_take_no_square_of_time(begin: str) -> None:
     """Looking for the end from each of them took some minutes at this size, and days at that of a large file."""
     for name in ("a.html", "a.tex"):

@@ -151,6 +151,15 @@ def rows_of(source: str) -> list[dict[str, object]]:
     return rows
 
 
+def test_variants_on_labelled_pairs_have_no_crops(tmp_path: Path) -> None:
+    (path,) = [each for each in STUDIES if each.stem == "care-tables"]
+    stages = {run.variant: run.recipe.stages["align"].data for run in study.runs_of(path, tmp_path)}
+    labelled = {variant: data for variant, data in stages.items() if data.view == "pairs"}
+    assert len(labelled) == 6
+    assert not any(share for data in labelled.values() for share in data.crops.values())
+    assert any(stages["care"].crops.values())
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_variant_of_a_bundled_study_trains(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def toy(below: Tables, above: Tables) -> Tables:
