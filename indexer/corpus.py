@@ -19,7 +19,7 @@ import orjson
 from indexer.errors import BadCorpus, BadValue
 from indexer.log_changes import LogChanges
 from indexer.sources import Row, exact_json, find_files, read_rows
-from indexer.store.documents import NOT_AN_ID, StoredDocument, is_id
+from indexer.store.documents import StoredDocument, id_fault
 from indexer.store.files import DiskDict
 from indexer.store.filters import Value, as_value, has_value, kind_of, read_number, require_name
 from indexer.store.fresh_log import NewDocument, Posted
@@ -222,8 +222,8 @@ class _Checker:
             raise _BadRow(f"no id in field {self._fields.id}; the row has {here} (map another with --field id=NAME)")
         if not isinstance(value, str):
             raise _BadRow(f"the id in field {self._fields.id} is neither text nor a whole number")
-        if not is_id(value):
-            raise _BadRow(f"the id {value[:SHOWN_ID]!r} {NOT_AN_ID}")
+        if fault := id_fault(value):
+            raise _BadRow(f"the id {value[:SHOWN_ID]!r}{'…' * (len(value) > SHOWN_ID)} {fault}")
         return value
 
     def _text(self, what: str, columns: Mapping[str, object]) -> str:

@@ -110,7 +110,9 @@ class Call(Generic[T]):
         try:
             return http.build_request(self.method, self.path, json=self.body, headers=self.headers)
         except httpx.InvalidURL as error:
-            raise CareClientError(f"{self.path[:SHOWN_PATH]}…: {error}; is this the id of a document?") from error
+            raise CareClientError(
+                f"{self.path[:SHOWN_PATH]}: no address ({error}); is this the id of a document?"
+            ) from error
 
     def pause(self, reply: Reply, attempts: Attempts) -> float | None:
         """Seconds to wait before the next attempt; None if this reply is the last."""

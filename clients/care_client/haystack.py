@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, datetime, time
+from math import isfinite
 from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
@@ -48,7 +49,7 @@ class CareRetriever:
         self.api_key = api_key
         self.top_k = top_k
         self.passages = passages
-        self.filters = filters
+        self.filters: Json | None = _plain(filters)
         self.options = options
         self._options(None, None)
         self._client: CareClient | None = None
@@ -91,19 +92,22 @@ class CareRetriever:
 
 def clauses(filters: Mapping[str, Any] | None) -> list[Json]:
     """Converts Haystack's filters to the service's; raises FilterError for what is not a filter of Haystack."""
-    match filters or None:
+    match _plain(filters) or None:
         case None:
             return []
         case {"operator": "AND", "conditions": [*conditions]}:
             return [_clause(each) for each in conditions]
-    return [_clause(filters)]
+    return [_clause(_plain(filters))]
 
 
 def _clause(condition: object) -> Json:
     match condition:
         case {"field": str(field), "operator": str(operator), "value": value} if operator in COMPARISONS:
             name, negated = COMPARISONS[operator]
-            clause = {"field": field.removeprefix("meta."), name: _value(value)}
+            if not _fits(value, several=name == "in"):
+                wanted = "a list of texts and numbers" if name == "in" else "a text, a number or a date"
+                raise FilterError(f"{condition!r} is not a filter: {operator} takes {wanted}")
+            clause = {"field": field.removeprefix("meta."), name: value}
             return {"not": clause} if negated else clause
         case {"operator": "AND" | "OR" | "NOT" as operator, "conditions": [*conditions]}:
             parts = [_clause(each) for each in conditions]
@@ -118,15 +122,21 @@ def _clause(condition: object) -> Json:
     )
 
 
-def _value(value: object) -> object:
-    """Takes dates as the service stores them; raises FilterError for what JSON does not hold."""
+def _plain(value: Any) -> Any:  # noqa: ANN401 (a filter, or a part of one)
+    """Puts texts in place of dates and lists in place of sets: JSON holds the filter, and a pipeline can be saved."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_value(each) for each in value]
-    if isinstance(value, date):  # a datetime is a date too
-        return value.isoformat()
-    if isinstance(value, str | int | float):
-        return value
-    raise FilterError(f"{value!r} is not a value of a filter; write a text, a number, a date, or a list of them")
+        return [_plain(each) for each in value]
+    if isinstance(value, datetime) and value.time() == time() and value.tzinfo is None:
+        value = value.date()  # as a text, 2024-05-01T00:00 would come after 2024-05-01
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _fits(value: object, *, several: bool) -> bool:
+    if several:
+        return isinstance(value, list) and bool(value) and all(_fits(each, several=False) for each in value)
+    return isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
 
 
 def _document(hit: Hit) -> Document:

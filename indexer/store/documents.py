@@ -30,15 +30,21 @@ MOST_PASSAGES = 2**31 - 1
 BLOCK_ROWS = 1 << 16
 # How much of its text stands for the title of a document that has none.
 HEADLINE_CHARACTERS = 60
-# An id is part of an address, by which a document is read and deleted; HTTP clients take . and .. for steps in it.
-NO_ID = re.compile(r"[\x00-\x1f\x7f]|\A\.\.?\Z")
 LONGEST_ID_BYTES = 1024
-NOT_AN_ID = f"has control characters, more than {LONGEST_ID_BYTES:,} bytes, or is . or .., so no address could name it"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Span = tuple[int, int]
 
 
-def is_id(text: str) -> bool:
-    return len(text.encode(errors="surrogatepass")) <= LONGEST_ID_BYTES and not NO_ID.search(text)
+def id_fault(text: str) -> str:
+    """Returns why a text is no id, or nothing: an id is part of an address, by which a document is read and deleted."""
+    if not any(character.isprintable() and not character.isspace() for character in text):
+        return "has no visible character"
+    if _CONTROL.search(text):
+        return "has a control character"
+    if text in (".", ".."):
+        return "is a step in an address"
+    size = len(text.encode(errors="surrogatepass"))
+    return f"has {size:,} bytes, and at most {LONGEST_ID_BYTES:,} are allowed" if size > LONGEST_ID_BYTES else ""
 
 
 @dataclass(frozen=True, slots=True)

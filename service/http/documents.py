@@ -11,14 +11,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
-from indexer.store.documents import NOT_AN_ID, is_id
+from indexer.store.documents import id_fault
 from indexer.store.filters import Filter, as_value, fields_of, require_name
 from indexer.store.fresh_log import NewDocument
 from indexer.store.metadata import admits
 from service.errors import FreshLimit, InvalidRequest, NotFound
 from service.http.asgi import KEY, errors, parse_body, read_body, runtime_of
 from service.http.middleware import ACT
-from service.search.portions import is_blank
 from service.updates.writer import ChangesAnswer
 
 PATH = "/v1/documents"
@@ -143,10 +142,8 @@ def _checked(number: int, posted: PostedDocument) -> NewDocument:
     title, text = posted.title or "", posted.text or ""
     if not title.strip() and not text.strip():
         raise InvalidRequest(f"documents[{number}]", "has neither text nor title")
-    if is_blank(posted.name):
-        raise InvalidRequest(f"documents[{number}]", "has no id")
-    if not is_id(posted.name):
-        raise InvalidRequest(f"documents[{number}]", f"its id {NOT_AN_ID}")
+    if fault := id_fault(posted.name):
+        raise InvalidRequest(f"documents[{number}]", f"its id {fault}")
     try:
         for name in posted.metadata or {}:
             require_name(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -89,22 +90,34 @@ def test_malformed_filters_are_refused_at_once(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "sent"),
+    ("operator", "value", "sent"),
     [
-        (date(2024, 5, 1), "2024-05-01"),
-        (datetime(2024, 5, 1, 12, tzinfo=UTC), "2024-05-01T12:00:00+00:00"),
-        ({"drug"}, ["drug"]),
-        (("drug", 7, True), ["drug", 7, True]),
+        (">=", date(2024, 5, 1), {"gte": "2024-05-01"}),
+        (">=", datetime(2024, 5, 1), {"gte": "2024-05-01"}),
+        ("<", datetime(2024, 5, 1, 12, tzinfo=UTC), {"lt": "2024-05-01T12:00:00+00:00"}),
+        ("in", {"drug"}, {"in": ["drug"]}),
+        ("in", ("drug", 7), {"in": ["drug", 7]}),
     ],
 )
-def test_values_are_sent_as_the_service_stores_them(value: object, sent: object) -> None:
-    assert clauses({"field": "meta.kind", "operator": "==", "value": value}) == [{"field": "kind", "eq": sent}]
+def test_dates_and_sets_become_what_json_holds_and_are_saved(
+    operator: str, value: object, sent: dict[str, Any]
+) -> None:
+    given = {"operator": "AND", "conditions": [{"field": "meta.kind", "operator": operator, "value": value}]}
+    assert clauses(given) == [{"field": "kind"} | sent]
+    retriever, pipeline = CareRetriever(filters=given), Pipeline()
+    pipeline.add_component("care", retriever)
+    loaded = Pipeline.loads(pipeline.dumps(), allowed_modules=["care_client.haystack"]).get_component("care")
+    assert loaded.filters == retriever.filters
 
 
-@pytest.mark.parametrize("value", [None, b"drug", [None], {"a": 1}], ids=str)
-def test_a_value_that_no_field_has_is_refused_at_once(value: object) -> None:
-    with pytest.raises(FilterError, match="is not a value of a filter; write a text"):
-        CareRetriever(filters={"field": "meta.kind", "operator": "in", "value": value})
+@pytest.mark.parametrize(
+    ("operator", "value"),
+    [("==", None), ("==", b"drug"), ("==", ["drug"]), (">", math.nan), ("in", "drug"), ("in", []), ("in", [None])],
+    ids=str,
+)
+def test_a_value_that_the_service_would_not_take_is_refused_at_once(operator: str, value: object) -> None:
+    with pytest.raises(FilterError, match=f"is not a filter: {operator} takes"):
+        CareRetriever(filters={"field": "meta.kind", "operator": operator, "value": value})
 
 
 def test_a_saved_pipeline_holds_the_name_of_the_variable_and_not_the_key(

@@ -446,12 +446,13 @@ def test_a_field_name_that_filters_cannot_express_makes_a_bad_row(tmp_path: Path
 
 def test_an_id_that_a_url_cannot_express_makes_a_bad_row(tmp_path: Path) -> None:
     """Its document could not be deleted through the service."""
-    bad = [GOOD | {"_id": name} for name in ("a\nb", ".", "..", "头" * 342)]
+    bad = [GOOD | {"_id": name} for name in ("a\nb", ".", "..", "头" * 342, "\u200b")]
     path = write_lines(tmp_path / "c.jsonl", *bad, GOOD, GOOD | {"_id": "..."}, GOOD | {"_id": "头" * 341})
     documents, rejected = read_skipping(path, tmp_path / "rejects.jsonl")
     assert [document.id for document in documents] == ["a", "...", "头" * 341]
-    assert "the id 'a\\nb' has control characters, more than 1,024 bytes" in rejected[0]["reason"]
-    assert [row["line"] for row in rejected] == [1, 2, 3, 4]
+    assert "the id 'a\\nb' has a control character" in rejected[0]["reason"]
+    assert rejected[3]["reason"].endswith("头'… has 1,026 bytes, and at most 1,024 are allowed")
+    assert [row["line"] for row in rejected] == [1, 2, 3, 4, 5]
 
 
 def test_the_error_for_parquet_without_its_library_names_the_extra(
