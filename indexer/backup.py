@@ -63,7 +63,7 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
         raise BadBackup(f"{collection.root} has no version: there is nothing to back up; check --collection")
     if keys is not None and not keys.is_file():
         raise BadBackup(f"{keys}: there is no such file of keys; leave out --keys and {KEYS_VARIABLE}, or name it")
-    if keys is not None and not _is_object(keys):
+    if keys is not None and not _holds_keys(keys):
         raise BadBackup(f"{keys} is not a file of keys: no service would start with it; care keys list checks one")
     if file.exists() and not file.is_file():
         raise BadBackup(f"{file} is not a file: a backup is written beside its place and moved there; name a file")
@@ -87,10 +87,12 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
     return versions, damaged
 
 
-def _is_object(path: Path) -> bool:
+def _holds_keys(path: Path) -> bool:
+    """Whether a file has the form of one that care keys wrote."""
     try:
-        return isinstance(json.loads(path.read_bytes()), dict)
-    except (ValueError, RecursionError):
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return held.keys() <= {"keys"} and all("hash" in key for key in held.get("keys", []))
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return False
 
 

@@ -173,7 +173,7 @@ class Panel:
     def __init__(self, models: Sequence[Model], answers: Path, limits: Limits) -> None:
         self._limits, self._stopped = limits, threading.Event()
         self._paces = {model.name: Pace(limits.per_minute, self._stopped) for model in models}
-        self._slow: set[str] = set()
+        self._slow, self._lock = set[str](), threading.Lock()
         self._endpoints = {
             model.name: model.open(limits.timeout_seconds, partial(self._wait, model.name)) for model in models
         }
@@ -240,13 +240,17 @@ class Panel:
             tokens = {"prompt_tokens": given.prompt_tokens, "completion_tokens": given.completion_tokens}
             record.update(text=given.text, **tokens)
         self._answers.add(record)
+        with self._lock:
+            self._slow.discard(model)
         return record
 
     def _wait(self, model: str, seconds: float) -> None:
         """Waits before a request, also before another try of it: the server counts both."""
-        if seconds and model not in self._slow:
-            self._slow.add(model)
-            tqdm.write(f"{model} does not answer or is busy; asking again for up to two minutes …", file=sys.stderr)
+        with self._lock:
+            first = seconds and model not in self._slow
+            self._slow |= {model} if first else set()
+        if first:
+            tqdm.write(f"{model} does not answer or is busy; asking again …", file=sys.stderr)
         self._stopped.wait(seconds)
         self._paces[model].wait()
         if self._stopped.is_set():

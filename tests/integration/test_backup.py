@@ -64,7 +64,7 @@ async def answers(root: Built) -> dict[str, Any]:
 
 async def test_a_restored_collection_gives_the_same_answers(built: Built, tmp_path: Path) -> None:
     keys, (file, other) = tmp_path / "keys.json", (tmp_path / "care.tar", tmp_path / "other")
-    keys.write_text('{"name": "hash"}', encoding="utf-8")
+    keys.write_text('{"keys": [{"name": "a", "hash": "0"}]}', encoding="utf-8")
     (built.root / "page.json").write_text('{"en": {"title": "Manuals"}}', encoding="utf-8")
     async with running(make_settings(built)) as client:
         assert (await client.post("/v1/documents", json={"documents": [NOTICE]})).status_code == 200
@@ -84,7 +84,10 @@ async def test_a_restored_collection_gives_the_same_answers(built: Built, tmp_pa
     assert before["缬沙坦召回"][0][0] == "notice-7"
     assert Collection(other).versions() == sorted(built.versions.values())
     assert json.loads((other / "page.json").read_text(encoding="utf-8")) == {"en": {"title": "Manuals"}}
-    assert (moved.read_text(encoding="utf-8"), stat.S_IMODE(moved.stat().st_mode)) == ('{"name": "hash"}', 0o600)
+    assert (moved.read_text(encoding="utf-8"), stat.S_IMODE(moved.stat().st_mode)) == (
+        '{"keys": [{"name": "a", "hash": "0"}]}',
+        0o600,
+    )
     # The restored collection accepts another version and another document.
     async with running(make_settings(restored)) as client:
         assert (await client.post("/v1/documents", json={"documents": [NOTICE | {"id": "n-8"}]})).status_code == 200
@@ -108,9 +111,10 @@ def test_a_backup_that_cannot_be_made_is_refused_with_the_reason(built: Built, t
         write_backup(Collection(tmp_path / "none"), tmp_path / "care.tar")
     with pytest.raises(BadBackup, match="no such file of keys"):
         write_backup(collection, tmp_path / "care.tar", tmp_path / "keys")
-    (tmp_path / "keys").write_text("# Notes", encoding="utf-8")
-    with pytest.raises(BadBackup, match="is not a file of keys"):
-        write_backup(collection, tmp_path / "care.tar", tmp_path / "keys")
+    for content in ("# Notes", "[]", '{"x": 1}', '{"keys": [{"id": "z"}]}', '{"keys": 7}'):
+        (tmp_path / "keys").write_text(content, encoding="utf-8")
+        with pytest.raises(BadBackup, match="is not a file of keys"):
+            write_backup(collection, tmp_path / "care.tar", tmp_path / "keys")
     with collection.sole_builder(), pytest.raises(Busy):
         write_backup(collection, tmp_path / "care.tar")
     assert [path.name for path in tmp_path.glob("*care.tar*")] == []

@@ -1,4 +1,4 @@
-"""Documents: every link leads to a file, and to a heading that it has; every command that can be copied is taken."""
+"""Documents: a link leads to a file, and to a heading that it has; a whole `care` command of a block is taken."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # What follows two spaces is a remark; what has an ellipsis or a substitution is not whole.
 COMMAND = re.compile(
-    rf"^\s*(?:\w+=\S+ )*(?:\S+/)?care ((?:{'|'.join(cli.COMMANDS)})\b(?:(?!  | #)[^…|>;&$\[\n])*+)(?![…$\[])",
+    r"^\s*(?:\w+=\S+ )*(?:\S+/)?care ([a-z]+\b(?:(?!  | #)[^…|>;&$\[\n])*+)(?![…$\[])",
     re.MULTILINE,
 )
 
@@ -50,5 +50,7 @@ def test_commands_are_taken(path: Path) -> None:
     blocks = [re.sub(r"\s*\\\n\s*", " ", block) for block in BLOCK.findall(path.read_text(encoding="utf-8"))]
     for command in (command for block in blocks for command in COMMAND.findall(block)):
         words = shlex.split(command)
+        assert words[0] in cli.COMMANDS
         if words[0] != "demo" and tuple(words[:2]) not in cli.PARTS:
             parse_care(words)
+    assert not [line for block in blocks for line in block.splitlines() if line.lstrip().startswith("--")], "lacks a \\"
