@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,7 @@ COMMAND = re.compile(
 )
 
 
-def documents() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    # A copy without its repository has the documents of the root and of docs.
-    return [ROOT / name for name in listed.split()] or [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(each for part in ("docs", "models") for each in (ROOT / part).rglob("*.md"))])
 
 
 def anchors(path: Path) -> set[str]:
@@ -35,7 +31,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     broken = []
     for place, heading in LINK.findall(CODE.sub("", path.read_text(encoding="utf-8"))):
@@ -45,7 +41,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not broken
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_are_taken(path: Path) -> None:
     blocks = [re.sub(r"\s*\\\n\s*", " ", block) for block in BLOCK.findall(path.read_text(encoding="utf-8"))]
     for command in (command for block in blocks for command in COMMAND.findall(block)):
