@@ -20,7 +20,9 @@ COMMAND = re.compile(
 )
 
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(each for part in ("docs", "models") for each in (ROOT / part).rglob("*.md"))])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(each for part in ("docs", "examples", "models") for each in (ROOT / part).rglob("*.md"))]
+)
 
 
 def anchors(path: Path) -> set[str]:
