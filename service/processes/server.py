@@ -105,15 +105,17 @@ def _load_certificates(config: uvicorn.Config) -> None:
 async def _serve(app: FastAPI, config: uvicorn.Config, taken: list[socket.socket], started: Started) -> None:
     # The lifespan is run here and not by uvicorn, so that a snapshot that cannot be opened is an exception with a
     # message and not a traceback in a log.
+    server = _Server(config, started)
     async with app.router.lifespan_context(app):
-        # uvicorn raises the signal that ended it once more; by default that would kill the process before the drain.
+        # uvicorn takes these signals only while it serves. One that comes before must not be lost; and the one that
+        # ended it, which it raises once more, would by default kill the process before the drain.
         for ending in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(ending, lambda number, frame: None)
+            signal.signal(ending, server.handle_exit)
         if not _has_terminal():
             _reload_on_sighup(app.state.runtime, config)
             # The pointer may have moved since it was read, and SIGHUP was ignored until now.
             await app.state.runtime.servings.follow_now()
-        await _Server(config, started).serve(sockets=taken)
+        await server.serve(sockets=taken)
 
 
 class _Server(uvicorn.Server):

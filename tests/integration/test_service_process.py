@@ -209,6 +209,25 @@ Servings.start = start_and_publish
         assert httpx.get(f"{address}/readyz", timeout=WAIT_SECONDS).json()["snapshot"] == own.versions["b"]
 
 
+@pytest.mark.parametrize("drain_seconds", ["0", "0.1"])
+def test_a_signal_that_comes_before_the_service_listens_ends_it(built: Built, drain_seconds: str) -> None:
+    """It was lost: a worker whose supervisor had ended then stayed, and its engine with it."""
+    end_early = f"""
+import os, signal
+from service.updates.swap import Servings
+follow_now = Servings.follow_now
+
+async def end_and_follow(servings):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await follow_now(servings)
+
+Servings.follow_now = end_and_follow
+{SERVE}
+"""
+    with started(built, end_early, CARE_DRAIN_SECONDS=drain_seconds) as (process, _):
+        assert process.wait(WAIT_SECONDS) == 0
+
+
 def test_sigint_ends_the_service_without_a_traceback(built: Built) -> None:
     with serving(built) as (process, _):
         process.send_signal(signal.SIGINT)
