@@ -92,12 +92,13 @@ class CareRetriever:
 
 def clauses(filters: Mapping[str, Any] | None) -> list[Json]:
     """Converts Haystack's filters to the service's; raises FilterError for what is not a filter of Haystack."""
-    match _plain(filters) or None:
+    plain = _plain(filters) or None
+    match plain:
         case None:
             return []
         case {"operator": "AND", "conditions": [*conditions]}:
             return [_clause(each) for each in conditions]
-    return [_clause(_plain(filters))]
+    return [_clause(plain)]
 
 
 def _clause(condition: object) -> Json:

@@ -32,12 +32,24 @@ BLOCK_ROWS = 1 << 16
 HEADLINE_CHARACTERS = 60
 LONGEST_ID_BYTES = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Anything but spaces, control characters and Unicode's format characters (Cc and Cf). The expression reads two
+# megabytes in milliseconds; a loop takes a quarter of a second.
+_VISIBLE = re.compile(
+    r"[^\s\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
+)
 Span = tuple[int, int]
+
+
+def is_blank(text: str) -> bool:
+    """Returns whether a text has nothing but spaces, control characters and invisible marks."""
+    return _VISIBLE.search(text) is None
 
 
 def id_fault(text: str) -> str:
     """Returns why a text is no id, or nothing: an id is part of an address, by which a document is read and deleted."""
-    if not any(character.isprintable() and not character.isspace() for character in text):
+    if is_blank(text):
         return "has no visible character"
     if _CONTROL.search(text):
         return "has a control character"

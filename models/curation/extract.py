@@ -71,7 +71,7 @@ def members_within(name: str, data: bytes, depth: int = 2) -> Iterator[tuple[str
         else:
             yield name, data
     except (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError):
-        return  # a damaged one has nothing to give
+        return  # damaged, or packed in a way that zipfile does not know: it has nothing to give
 
 
 def passages(name: str, data: bytes, fields: Sequence[str] = (), prefix: str = "") -> Iterator[str]:

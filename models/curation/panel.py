@@ -173,7 +173,8 @@ class Panel:
     def __init__(self, models: Sequence[Model], answers: Path, limits: Limits) -> None:
         self._limits, self._stopped = limits, threading.Event()
         self._paces = {model.name: Pace(limits.per_minute, self._stopped) for model in models}
-        self._slow, self._lock = set[str](), threading.Lock()
+        self._lock = threading.Lock()
+        self._slow = set[str]()  # models whose last request was tried again, which was said
         self._endpoints = {
             model.name: model.open(limits.timeout_seconds, partial(self._wait, model.name)) for model in models
         }
@@ -247,9 +248,10 @@ class Panel:
     def _wait(self, model: str, seconds: float) -> None:
         """Waits before a request, also before another try of it: the server counts both."""
         with self._lock:
-            first = seconds and model not in self._slow
-            self._slow |= {model} if first else set()
-        if first:
+            told = model in self._slow
+            if seconds:
+                self._slow.add(model)
+        if seconds and not told:
             tqdm.write(f"{model} does not answer or is busy; asking again …", file=sys.stderr)
         self._stopped.wait(seconds)
         self._paces[model].wait()

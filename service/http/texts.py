@@ -17,12 +17,13 @@ from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from indexer.store.documents import is_blank
 from models.encoder.spec import Side
 from service.engine.queue import ONLINE_JOBS
 from service.errors import InvalidRequest, NotFound
 from service.http.asgi import JsonRoute, errors, runtime_of
 from service.search.embedder import shorten
-from service.search.portions import Deadline, is_blank
+from service.search.portions import Deadline
 from service.search.results import relevance
 
 if TYPE_CHECKING:

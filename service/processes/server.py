@@ -103,9 +103,9 @@ def _load_certificates(config: uvicorn.Config) -> None:
 
 
 async def _serve(app: FastAPI, config: uvicorn.Config, taken: list[socket.socket], started: Started) -> None:
+    server = _Server(config, started)
     # The lifespan is run here and not by uvicorn, so that a snapshot that cannot be opened is an exception with a
     # message and not a traceback in a log.
-    server = _Server(config, started)
     async with app.router.lifespan_context(app):
         # uvicorn takes these signals only while it serves. One that comes before must not be lost; and the one that
         # ended it, which it raises once more, would by default kill the process before the drain.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import orjson
 
+from indexer.store.documents import is_blank
 from models.prompts import ask_for_document
 from service.limits import Breaker
-from service.search.portions import is_blank
 
 if TYPE_CHECKING:
     from service.settings import Settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +23,6 @@ WINDOW = 128  # texts of a request under way, at most
 # Longer texts are cut before they are tokenised: no language has this many characters to a token on average.
 CHARACTERS_PER_TOKEN = 8
 LOOP_CHARACTERS = 1000  # that the event loop tokenises itself, because a thread would take longer to wake
-# Anything but spaces, control characters and Unicode's format characters (Cc and Cf). The expression reads two
-# megabytes in milliseconds; a loop takes a quarter of a second.
-VISIBLE = re.compile(
-    r"[^\s\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e"
-    r"\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
-    r"\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
-)
 
 Note = TypeVar("Note")
 Prepared = tuple[Job | None, Note]
@@ -46,11 +38,6 @@ class ReadText:
     text: str
     tokens: Tokens | None
     truncated: bool
-
-
-def is_blank(text: str) -> bool:
-    """Returns whether a text has nothing but spaces, control characters and invisible marks."""
-    return VISIBLE.search(text) is None
 
 
 def cut(text: str, encoder: TextReader) -> ReadText:

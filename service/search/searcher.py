@@ -15,6 +15,7 @@ import orjson
 
 from indexer.errors import BadCollection
 from indexer.store.canaries import Canary, failures_of
+from indexer.store.documents import is_blank
 from models.encoder.spec import Side
 from models.errors import EncoderAway, did_you_mean
 from models.fusion import Mode, reorder
@@ -25,7 +26,7 @@ from service.errors import DeadlineExceeded, InvalidRequest, NotReady, RateLimit
 from service.limits import ANYONE, Key
 from service.metrics import Metrics, Timings
 from service.search.embedder import blend
-from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, is_blank, tokenise
+from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, tokenise
 from service.search.request import HydeStatus, SearchRequest
 from service.search.results import View, marked_terms, passage_of, passage_texts, result_json
 

@@ -447,9 +447,11 @@ def test_a_field_name_that_filters_cannot_express_makes_a_bad_row(tmp_path: Path
 def test_an_id_that_a_url_cannot_express_makes_a_bad_row(tmp_path: Path) -> None:
     """Its document could not be deleted through the service."""
     bad = [GOOD | {"_id": name} for name in ("a\nb", ".", "..", "头" * 342, "\u200b")]
-    path = write_lines(tmp_path / "c.jsonl", *bad, GOOD, GOOD | {"_id": "..."}, GOOD | {"_id": "头" * 341})
+    path = write_lines(
+        tmp_path / "c.jsonl", *bad, GOOD, GOOD | {"_id": "..."}, GOOD | {"_id": "头" * 341}, GOOD | {"_id": "\ue000"}
+    )
     documents, rejected = read_skipping(path, tmp_path / "rejects.jsonl")
-    assert [document.id for document in documents] == ["a", "...", "头" * 341]
+    assert [document.id for document in documents] == ["a", "...", "头" * 341, "\ue000"]
     assert "the id 'a\\nb' has a control character" in rejected[0]["reason"]
     assert rejected[3]["reason"].endswith("头'… has 1,026 bytes, and at most 1,024 are allowed")
     assert [row["line"] for row in rejected] == [1, 2, 3, 4, 5]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from indexer.store.documents import is_blank
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader
-from service.search.portions import CHARACTERS_PER_TOKEN, LOOP_CHARACTERS, cut, is_blank, tokenise
+from service.search.portions import CHARACTERS_PER_TOKEN, LOOP_CHARACTERS, cut, tokenise
 
 pytestmark = pytest.mark.anyio
 
