@@ -28,14 +28,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from models.errors import BadData, CareError
 from models.evaluation import benchmarks, significance, studies
 from models.evaluation.benchmarks import loader
-from models.evaluation.judge import Judgement, judge, mean_systems
+from models.evaluation.judge import Judgement, check_libraries, judge, mean_systems
 from models.evaluation.lineup import Lineup, Wanted
 from models.evaluation.report import page, tables
 from models.evaluation.results import Curve, Run, SetResult
@@ -46,7 +45,6 @@ from models.progress import Progress
 
 ENCODER = str(BUNDLED_ENCODER)
 CACHE = Path("var/embeddings")
-NEEDED = ("ranx", "scipy", "httpx")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -95,8 +93,7 @@ def run(arguments: Namespace) -> None:
         print(loader.listing(arguments.data))
         return
     draws = arguments.html is not None
-    if lacking := [name for name in (*NEEDED, *["matplotlib"] * draws) if find_spec(name) is None]:
-        raise CareError(f"needs {', '.join(lacking)}: pip install 'care-search[eval]' (make eval has them)")
+    check_libraries("httpx", *["matplotlib"] * draws)
     _check_outputs(arguments)
     began = time.monotonic()
     tasks, missing = _tasks(arguments)

@@ -12,10 +12,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.errors import CareError
 from models.evaluation.results import GOLD_SCORE, POSITIVE_COSINE, SIMILARITY, Hit, QueryResult, SetResult, SystemFacts
 from models.evaluation.sets import METRICS, Kind, PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import Answers, Dense, NotApplicable, System
@@ -25,8 +27,15 @@ Values = NDArray[np.float64]
 HITS, GOLD, TEXT_CHARACTERS = 10, 3, 120
 """How many hits and known answers are kept of a query, and how much of their texts."""
 TIMED_QUERIES, WARM_UP_QUERIES = 50, 3
+NEEDED = ("ranx", "scipy")
 _NAME = re.compile(r"(\w+)(@\d+)?")
 _RANX = {"nDCG": "ndcg", "Recall": "recall", "MRR": "mrr", "Acc": "hit_rate", "MAP": "map"}
+
+
+def check_libraries(*more: str) -> None:
+    """Refuses before the work what would fail after it for want of a library."""
+    if lacking := [name for name in (*NEEDED, *more) if find_spec(name) is None]:
+        raise CareError(f"needs {', '.join(lacking)}: pip install 'care-search[eval]' (make eval has them)")
 
 
 def ranked(

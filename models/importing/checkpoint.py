@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
+from torch import nn
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -39,6 +40,7 @@ from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, En
 from models.encoder.staging import staging
 from models.encoder.torch import (
     BASE_FILE,
+    DTYPES,
     PROJECTION_FILE,
     Projection,
     TorchEncoder,
@@ -113,7 +115,9 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     )
     names = ("query_instruction", "document_instruction")
     spec = spec.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
-    encoder = TorchEncoder.load(source, spec, dtype=published_dtype(config))
+    # An adapter is merged first and rounded once.
+    dtype = DTYPES[given.dtype] if given.dtype and given.adapter is None else published_dtype(config)
+    encoder = TorchEncoder.load(source, spec, dtype=dtype)
     staged.mkdir(parents=True)
     encoder.save(staged)
     encoder = TorchEncoder.load(staged).float()
@@ -179,8 +183,9 @@ def _adapt(staged: Path, adapter: Path, given: Given, digest: str) -> None:
     path = adapter / PROJECTION_FILE
     projection = Projection.load(path, torch.float32) if path.is_file() else base.projection
     shutil.rmtree(staged)
-    first = joined.alone(own)
-    TorchEncoder(merge_adapter(base.backbone, adapter), first, base.tokenizer_json, projection).save(staged)
+    merged = TorchEncoder(merge_adapter(base.backbone, adapter), joined.alone(own), base.tokenizer_json, projection)
+    nn.Module.to(merged.backbone, DTYPES[given.dtype or "float32"])
+    merged.save(staged)
     if own.beside is not None:
         try:
             tensors = load_file(adapter / JOIN_FILE)

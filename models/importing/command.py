@@ -30,6 +30,8 @@ from models.errors import BadEncoder
 from models.package import positive
 
 SCHEMES = ("http://", "https://")
+DTYPES = ("float32", "bfloat16", "float16")
+OF_CHECKPOINTS = ("adapter", "beside", "dtype")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,6 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--pooling", type=Pooling, choices=POOLINGS, help="default: what the checkpoint says")
     own.add_argument("--dim", type=positive, help="keep the first DIM dimensions (Matryoshka; default: all)")
     own.add_argument("--max-length", type=positive, help="tokens read of a text (default: at most 512)")
+    own.add_argument("--dtype", choices=DTYPES, help="numbers of its weights (default: the checkpoint's)")
     own.add_argument(
         "--query-instruction", metavar="TEXT", help="put before queries (default: the checkpoint's prompt)"
     )
@@ -130,8 +133,9 @@ def _import_address(arguments: Namespace) -> None:
 
     if arguments.pooling is not None:
         raise BadEncoder("--pooling: a server pools by itself; leave it out")
-    if arguments.adapter is not None or arguments.beside is not None:
-        raise BadEncoder("--adapter and --beside belong to a checkpoint that is here, not to a server; leave them out")
+    if any(getattr(arguments, name) is not None for name in OF_CHECKPOINTS):
+        named = ", ".join(f"--{name}" for name in OF_CHECKPOINTS)
+        raise BadEncoder(f"{named}: they belong to a checkpoint that is here, not to a server; leave them out")
     if not arguments.model:
         raise BadEncoder(f"{arguments.source}: name the encoder with --model; {arguments.source}/models may list them")
     told = {field.name: getattr(arguments, field.name, None) for field in fields(Server)}

@@ -16,6 +16,8 @@ class Given:
     pooling: Pooling | None = None
     dim: int | None = None
     max_length: int | None = None
+    dtype: str | None = None
+    """In which numbers the weights are written."""
     query_instruction: str | None = None
     document_instruction: str | None = None
     adapter: Path | None = None

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from models.encoder.folder import read_config
 from models.encoder.pairs import RerankerSpec
-from models.encoder.torch import published_dtype
+from models.encoder.torch import DTYPES, published_dtype
 from models.encoder.torch_reranker import TorchReranker, require_reranker
 from models.errors import BadEncoder, ParityError
 from models.export.parity import Vectors, check_pairs
@@ -39,7 +39,8 @@ def import_reranker(source: Path, staged: Path, final: Path, given: Given) -> Im
         if getattr(given, name) is not None:
             flag = name.replace("_", "-")
             raise BadEncoder(f"--{flag}: {source} is a cross-encoder, which gives scores and no vectors; leave it out")
-    dtype = published_dtype(require_reranker(source))
+    stated = published_dtype(require_reranker(source))
+    dtype = DTYPES[given.dtype] if given.dtype else stated
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     typed = "token_type_ids" in tokenizer.model_input_names
     TorchReranker.load(source, dtype=dtype, max_length=given.max_length, token_types=typed).save(staged)

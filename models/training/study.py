@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from models.errors import BadData, CareError
 from models.evaluation.encoders import OPTIONS, Address
-from models.evaluation.judge import judge
+from models.evaluation.judge import check_libraries, judge
 from models.evaluation.lineup import Lineup, Wanted
 from models.evaluation.sets import Kind, Task, find_tasks
 from models.progress import Progress
@@ -168,6 +168,7 @@ def table(found: dict[str, list[Figures]]) -> str:
 
 def study(path: Path, roots: Sequence[Path], out: Path, at_once: int = 1) -> str:
     """Trains what is not trained yet and judges all; returns the table. A run that fails does not stop the others."""
+    check_libraries()
     tasks = [task for root in roots for task in find_tasks(root) if task.kind is Kind.RETRIEVAL]
     if not tasks:
         named = ", ".join(map(str, roots))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cli
-from models.evaluation import command, studies
+from models.evaluation import command, judge, studies
 from models.evaluation.results import Run
 from tests.e2e.server import Server
 from tests.support.evaluation import write_lines
@@ -262,7 +262,7 @@ def test_impossible_requests_are_refused_before_any_work(
 def test_a_missing_library_is_named_with_how_to_get_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(judge, "find_spec", lambda name: None)
     assert failure(capsys, "examples").endswith("pip install 'care-search[eval]' (make eval has them)")
 
 

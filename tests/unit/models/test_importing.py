@@ -163,6 +163,14 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
         expected = trained.eval().encode(short, side)
         found = TorchEncoder.load(tmp_path / "out").encode(short, side)
         np.testing.assert_allclose(found, expected, atol=1e-5)
+    (half,) = import_encoder(source, tmp_path / "half", Given(adapter=tmp_path / "adapter", dtype="bfloat16"))
+    whole = TorchEncoder.load(tmp_path / "out")  # what is merged is rounded once, and the matrix is not
+    rounded = TorchEncoder.load(tmp_path / "half")
+    assert half.weight_bytes < 0.6 * made.weight_bytes
+    for found, expected in zip(rounded.backbone.parameters(), whole.backbone.parameters(), strict=True):
+        assert torch.equal(found, expected.bfloat16().float())
+    assert rounded.projection is not None
+    assert torch.equal(rounded.projection.weight, trained.projection.weight)
     plain(tmp_path / "other", "xlm-roberta")
     given = Given(pooling=OurPooling.CLS, adapter=tmp_path / "adapter")
     with pytest.raises(BadEncoder, match="was trained from a bert, not from a xlm-roberta"):

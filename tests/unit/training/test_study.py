@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData, CareError
+from models.evaluation import judge
 from models.training import study
 from models.training.recipe import Recipe
 from models.training.recipe_file import Tables, apply_change, overlaid
@@ -70,6 +71,13 @@ def test_folders_without_a_retrieval_set_are_refused_before_training(home: Path)
     write_rows(home / "empty/sts/a.jsonl", [{"a": "x", "b": "y", "score": score} for score in (0, 1)])
     with pytest.raises(BadData, match="empty: no retrieval set to judge by"):
         study.study(home / "study.toml", [home / "empty"], home / "out")
+    assert not (home / "out").exists()
+
+
+def test_a_study_that_could_not_judge_is_refused_before_training(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "find_spec", lambda name: None)
+    with pytest.raises(CareError, match=r"needs ranx, scipy: pip install 'care-search\[eval\]'"):
+        study.study(home / "study.toml", [home / "dev"], home / "out")
     assert not (home / "out").exists()
 
 
