@@ -57,8 +57,14 @@ def test_a_limit_that_is_missed_is_named(faults: dict[str, object], missed: str)
 
 def test_without_a_proxy_the_limits_for_answers_and_refusals_are_looser() -> None:
     assert result(flood(latency_ms=[1010.0] * 60, refused_ms=[50.0]), proxied=False).misses() == []
-    assert result(flood(latency_ms=[1010.1] * 60), proxied=False).misses()
-    assert result(flood(latency_ms=[20.0] * 59), proxied=False).misses()
+    assert result(flood(latency_ms=[1010.1] * 60), proxied=False).misses() == ["2 x: p99 of the answered"]
+    assert result(flood(latency_ms=[20.0] * 59), proxied=False).misses() == [
+        "2 x: answered at least 60% of the capacity"
+    ]
+    assert result(flood(latency_ms=[2010.1] * 19), proxied=False).misses()[2:] == [
+        "10 x: answered at least 20% of the capacity",
+        "10 x: p99 of the answered",
+    ]
 
 
 def test_a_service_that_does_not_recover_misses_a_limit() -> None:
