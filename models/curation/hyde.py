@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from models.curation.asking import Answered, AskingStep, shortened
 from models.curation.frame import Outcome, Tally
-from models.curation.panel import NOTHING, Answered, AskingStep, Reply, Request, shortened
+from models.curation.panel import NOTHING, Reply, Request
 from models.curation.rows import Row, is_document, query_of
 from models.curation.search import Retrievers
 from models.curation.synthesize import TEMPERATURE

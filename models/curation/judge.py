@@ -10,8 +10,9 @@ from functools import cached_property, partial
 from itertools import combinations
 from typing import Any
 
+from models.curation.asking import PASSAGE_CHARACTERS, AskingStep, shortened
 from models.curation.frame import Outcome, Tally, digest
-from models.curation.panel import PASSAGE_CHARACTERS, AskingStep, Reply, Request, shortened
+from models.curation.panel import Reply, Request
 from models.curation.rows import Row, is_document, passages_of, query_of
 from models.errors import CareError
 from models.prompts import fill, load

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from models.curation.asking import PASSAGE_CHARACTERS, AskingStep, shortened
 from models.curation.frame import Outcome
 from models.curation.judge import numbered
-from models.curation.panel import NOTHING, PASSAGE_CHARACTERS, AskingStep, Reply, Request, shortened
+from models.curation.panel import NOTHING, Reply, Request
 from models.curation.rows import Row, is_document, query_of, whole_text
 from models.curation.synthesize import json_values
 from models.errors import CareError

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from models.curation.anonymize import PLACEHOLDERS, Anonymize
+from models.curation.asking import PASSAGE_CHARACTERS, AskingStep
 from models.curation.frame import Outcome
 from models.curation.match import are, read_value
-from models.curation.panel import NOTHING, PASSAGE_CHARACTERS, AskingStep, Reply, Request
+from models.curation.panel import NOTHING, Reply, Request
 from models.curation.rows import Row, with_texts
 from models.prompts import LANGUAGES, fill
 

@@ -13,8 +13,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from models.curation.asking import PASSAGE_CHARACTERS, AskingStep, shortened
 from models.curation.frame import Outcome, digest
-from models.curation.panel import NOTHING, PASSAGE_CHARACTERS, AskingStep, Reply, Request, shortened
+from models.curation.panel import NOTHING, Reply, Request
 from models.curation.rows import CURATED, Row, is_document, passages_of, query_of, read_rows
 from models.errors import BadData
 from models.prompts import fill, load

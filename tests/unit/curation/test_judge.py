@@ -12,7 +12,7 @@ import pytest
 
 import models.endpoint
 from cli import main
-from models.curation import judge, panel
+from models.curation import asking, judge, panel
 from models.curation.frame import Files, run_step
 from models.curation.judge import JudgeRows, fleiss_kappa, read_grades
 from models.curation.panel import Limits, Model
@@ -311,7 +311,7 @@ def test_a_change_of_any_prompt_file_restarts_the_run(
         def edited(name: str, language: str, changed: str = changed) -> str:
             return load(name, language) + " " * (name == changed)
 
-        for module in (judge, panel):
+        for module in (judge, asking):
             monkeypatch.setattr(module, "load", edited)
         hashes.add(step(server, tmp_path).parameters()["prompt"])
     assert len(hashes) == 4
