@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import getpass
 import logging
 import os
@@ -186,7 +187,13 @@ def write_audit(path: Path, line: Mapping[str, Any]) -> None:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     descriptor = os.open(path, APPENDING, PRIVATE)
     try:
-        os.write(descriptor, orjson.dumps({"time": now, **line}) + b"\n")
+        record = orjson.dumps({"time": now, **line}) + b"\n"
+        if (written := os.write(descriptor, record)) < len(record):
+            # The disk is full. Half a line would spoil the next one, too.
+            end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            if os.fstat(descriptor).st_size == end:
+                os.ftruncate(descriptor, end - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 

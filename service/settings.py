@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     threads: int = setting(0, "Threads of one large search; 0 means one per core.", ge=0, le=MOST_THREADS)
 
     default_mode: Mode = setting(Mode.HYBRID, "Mode of a request that names none: dense, lexical or hybrid.")
-    max_top_k: int = setting(100, "Largest top_k that a request may ask for.", ge=1, le=1000)
+    max_top_k: int = setting(100, "Largest top_k that a request may ask for.", ge=20, le=1000)
     max_queries: int = setting(256, "Most queries in one request.", ge=1)
     max_body_bytes: int = setting(2 * 1024 * 1024, "Largest request body in bytes (413 beyond it).", ge=1024)
     max_stream_queries: int = setting(10_000, "Most queries in one request whose answer is streamed.", ge=1)

@@ -113,6 +113,8 @@ class Call(Generic[T]):
             raise CareClientError(
                 f"{self.path[:SHOWN_PATH]}: no address ({error}); is this the id of a document?"
             ) from error
+        except ValueError as error:  # half of a surrogate pair, or a number that is not finite
+            raise CareClientError(f"cannot be sent as JSON: {error}") from error
 
     def pause(self, reply: Reply, attempts: Attempts) -> float | None:
         """Seconds to wait before the next attempt; None if this reply is the last."""
@@ -183,8 +185,15 @@ def stream(queries: Sequence[str], options: SearchOptions) -> Call[None]:
     return Call("POST", "/v1/search", lambda json: None, body, {"accept": NDJSON})
 
 
+def _path_of(id: str) -> str:
+    try:
+        return f"/v1/documents/{quote(id, safe='')}"
+    except UnicodeEncodeError as error:
+        raise CareClientError(f"this id holds half of a surrogate pair: {error}") from error
+
+
 def document(id: str) -> Call[Document]:
-    return Call("GET", f"/v1/documents/{quote(id, safe='')}", Document.parse)
+    return Call("GET", _path_of(id), Document.parse)
 
 
 def add_documents(documents: Sequence[NewDocument]) -> Call[Changes]:
@@ -192,7 +201,7 @@ def add_documents(documents: Sequence[NewDocument]) -> Call[Changes]:
 
 
 def delete_document(id: str) -> Call[Changes]:
-    return Call("DELETE", f"/v1/documents/{quote(id, safe='')}", Changes.parse)
+    return Call("DELETE", _path_of(id), Changes.parse)
 
 
 def collection() -> Call[Collection]:

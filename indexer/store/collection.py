@@ -220,7 +220,9 @@ class Collection:
         """Returns the version that a rollback would serve; raises if there is none."""
         if version is None and self.current() is None:
             raise BadCollection(f"{self.root} has no published version; care index publish makes one")
-        target = version or self.previous()
+        target = self.previous() if version is None else version
+        if target == "":
+            raise BadCollection("the version to roll back to is empty; name one, or leave it out for the previous one")
         if target is None:
             raise BadCollection(f"{self.root} has no version older than {self.current()} that was published; name one")
         return target

@@ -102,7 +102,8 @@ class Tokenizer:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Character spans of the tokens of the whole text, without special tokens and without a cut."""
-        return list(self._backend.encode(text, add_special_tokens=False).offsets)
+        # A long text takes seconds. Only a batch lets other threads run meanwhile.
+        return list(self._backend.encode_batch([text], add_special_tokens=False)[0].offsets)
 
 
 def pad(batch: Sequence[Tokens]) -> tuple[Ids, Ids]:

@@ -39,7 +39,12 @@ collection = APIRouter(prefix="/v1", tags=["search"])
 
 async def _require_only(request: Request, *names: str) -> None:
     """Refuses unknown parameters and bodies: if they were ignored, the wrong version might be served."""
-    for name in request.query_params.keys() - set(names):
+    given = [name for name, _ in request.query_params.multi_items()]
+    if twice := next((name for name in given if given.count(name) > 1), None):
+        raise InvalidRequest(twice, "is given twice; give it once")
+    if empty := next((name for name, value in request.query_params.items() if not value), None):
+        raise InvalidRequest(empty, "is empty; give it a value, or leave it out")
+    for name in set(given) - set(names):
         raise InvalidRequest(name, f"no such parameter{did_you_mean(name, names)}; /docs lists what this route takes")
     body = await read_body(request.scope, request.receive, runtime_of(request).settings.max_body_bytes)
     if body.strip() not in (b"", b"{}"):

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from service.errors import INTERNAL, BodyTooLarge, ErrorResponse, InvalidRequest, answer_for, invalid_request
-from service.search.request import SearchRequest, parse_query_string, require_few_clauses
+from service.search.request import SearchRequest, parse_query_string, require_few_parts
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -108,9 +108,10 @@ def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is larger than {limit} bytes; send less at a time")
 
 
-def parse_body(model: type[Model], body: bytes) -> Model:
-    """Parses a JSON body; an error names the wrong field."""
+def parse_body(model: type[Model], body: bytes, most: int) -> Model:
+    """Parses a JSON body whose lists may hold `most` elements; an error names the wrong field."""
     try:
+        require_few_parts(body, most)
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
         try:
@@ -128,8 +129,11 @@ class SearchRoute:
         settings = runtime.settings
         body = await read_body(scope, receive, settings.max_body_bytes)
         if scope["method"] == "POST":
-            require_few_clauses(body)
-            request = parse_body(SearchRequest, body)
+            if scope["query_string"]:
+                raise InvalidRequest(
+                    "body", "holds all that a POST asks for; move what is behind the ? of the URL there"
+                )
+            request = parse_body(SearchRequest, body, max(settings.max_stream_queries, settings.max_filter_values))
         else:
             request = parse_query_string(scope["query_string"])
         if settings.log_queries:
@@ -160,7 +164,8 @@ class JsonRoute(Generic[Model]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         runtime: Runtime = scope["app"].state.runtime
-        request = parse_body(self._model, await read_body(scope, receive, runtime.settings.max_body_bytes))
+        settings = runtime.settings
+        request = parse_body(self._model, await read_body(scope, receive, settings.max_body_bytes), settings.max_texts)
         serving = runtime.servings.current()
         with WhileConnected(receive):
             answer = await self._answer(runtime, serving, request, scope[KEY].tenant)

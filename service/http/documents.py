@@ -93,7 +93,8 @@ async def post_documents(request: Request) -> ChangesAnswer:
     """Adds documents, or replaces those of the same id."""
     runtime = runtime_of(request)
     body = await read_body(request.scope, request.receive, runtime.settings.max_body_bytes)
-    posted, most = parse_body(DocumentsRequest, body).documents, runtime.settings.max_texts
+    most = runtime.settings.max_texts
+    posted = parse_body(DocumentsRequest, body, most).documents
     if not 1 <= len(posted) <= most:
         raise InvalidRequest("documents", f"must hold between 1 and {most} documents, got {len(posted)}")
     documents = [_checked(number, document) for number, document in enumerate(posted)]

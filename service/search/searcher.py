@@ -265,10 +265,19 @@ class _Run:
 
         if len(queries) <= self._portions.size and not self._rerank_depth:
             return await self._portions.single(queries, self._prepare, write)
-        # All queries are ranked before any is reranked, which may use up the time limit.
+        written = []
         async with contextlib.aclosing(self._portions.outcomes(queries, self._prepare)) as outcomes:
+            if not self._rerank_depth:
+                async for query, outcome in outcomes:  # other requests have their turns between two of them
+                    self._portions.deadline.seconds_left()
+                    written.append(write(query, outcome))
+                return written
+            # All queries are ranked before any is reranked, which may use up the time limit.
             ranked = [each async for each in outcomes]
-        return [write(query, await self._rerank(query, outcome)) for query, outcome in ranked]
+        for query, outcome in ranked:
+            written.append(write(query, await self._rerank(query, outcome)))
+            await asyncio.sleep(0)
+        return written
 
     async def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
         """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""

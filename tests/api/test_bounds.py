@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from typing import Any
 
 import httpx
 import pytest
 
+from service.search import searcher
 from tests.api.support import ENTRIES, Built, make_settings, running
 from tests.api.test_errors import check
 
@@ -65,3 +68,29 @@ async def test_an_answer_beyond_the_limit_is_refused_unless_it_is_streamed(built
         assert len(streamed.text.splitlines()) == len(ENTRIES) + 1
         assert len(streamed.content) > 4096
         assert (await client.post("/v1/search", json=whole | {"query": "血常规", "top_k": 1})).status_code == 200
+
+
+async def test_other_requests_have_their_turn_between_two_results(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result of many hits takes milliseconds to write; hundreds of them without a pause would stop the service."""
+    turn, written, write = 0, Counter[int](), searcher._Run.write
+
+    def counted(*result: Any) -> bytes:  # noqa: ANN401 - passed on
+        written[turn] += 1
+        return write(*result)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(searcher._Run, "write", counted)
+    async with running(make_settings(built, threads=1, queue_limit=1024, timeout_ms=60_000)) as client:
+        ticking = asyncio.ensure_future(count_turns())
+        body = {"query": [f"头痛 {number}" for number in range(200)], "cache": False}
+        answer = await client.post("/v1/search", json=body)
+        ticking.cancel()
+    assert len(answer.json()["results"]) == 200 <= sum(written.values())
+    assert max(written.values()) <= 2

@@ -110,6 +110,12 @@ async def test_a_body_that_cannot_be_read_is_refused(client: httpx.AsyncClient, 
     check(await client.post("/v1/search", content=body), 422, "invalid_request", field)
 
 
+async def test_a_post_refuses_what_its_url_asks_for(client: httpx.AsyncClient) -> None:
+    """curl turns a GET into a POST as soon as it gets a body: filters in the URL must not be lost."""
+    answer = await client.post("/v1/search?top_k=1&filter=kind:eq:drug", json={"query": "药"})
+    assert "move what is behind the ? of the URL there" in check(answer, 422, "invalid_request", "body")
+
+
 async def test_errors_of_a_query_string_name_its_own_parameters(client: httpx.AsyncClient) -> None:
     for query_string, field, message in (
         ("", "query", "give a text as q=…"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from care_client import ApiError, CareClient, CareClientError, Changes, InvalidRequest, NewDocument, NotFound
@@ -195,3 +197,19 @@ def test_reranker_scores_are_part_of_hits_and_results() -> None:
 def test_reranking_without_a_reranker_raises_an_error_with_the_remedy(client: CareClient) -> None:
     with pytest.raises(InvalidRequest, match="CARE_RERANKER"):
         client.search("头痛", rerank={"depth": 5})
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.search("\ud800"),
+        lambda client: client.search("头痛", min_score=math.nan),
+        lambda client: client.document("\ud800"),
+        lambda client: client.delete_document("\ud800"),
+        lambda client: client.rerank("头痛", ["\ud800"]),
+        lambda client: client.add_documents([{"id": "a", "text": "\udcff"}]),
+    ],
+)
+def test_what_cannot_be_sent_is_an_error_of_the_client(client: CareClient, ask: Callable[[CareClient], Any]) -> None:
+    with pytest.raises(CareClientError, match=r"surrogate|cannot be sent as JSON"):
+        ask(client)

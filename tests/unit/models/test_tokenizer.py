@@ -1,3 +1,4 @@
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,3 +68,13 @@ def test_padding_is_on_the_right_and_masked() -> None:
     ids, mask = pad([Tokens([5, 6, 7], False), Tokens([8], False)])
     np.testing.assert_array_equal(ids, [[5, 6, 7], [8, 0, 0]])
     np.testing.assert_array_equal(mask, [[1, 1, 1], [1, 0, 0]])
+
+
+def test_a_long_text_lets_other_threads_run(tokenizer: Tokenizer) -> None:
+    """The service cuts posted documents beside its event loop."""
+    with ThreadPoolExecutor(1) as pool:
+        cutting, pauses = pool.submit(tokenizer.offsets, "头痛发热，咳嗽三天。" * 20_000), 0
+        while not cutting.done():
+            time.sleep(0.001)
+            pauses += 1
+    assert pauses > 10

@@ -15,7 +15,7 @@ import cli
 import service.keys
 from indexer.store.filters import Equal
 from service.errors import BadKeys
-from service.keys import KeyRing, KeysFile
+from service.keys import KeyRing, KeysFile, write_audit
 from service.limits import Rate, Scope
 from tests.support.keys import create, revoke
 
@@ -226,3 +226,18 @@ def test_a_file_may_hold_any_filter(path: Path) -> None:
     path.write_text(json.dumps(known))
     create(path, "b", "--scope", "search")  # the command writes the filter back unchanged
     assert json.loads(path.read_text())["keys"][0]["filters"] == known["keys"][0]["filters"]
+
+
+def test_a_line_for_which_the_disk_has_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, write = tmp_path / "audit.jsonl", os.write
+    write_audit(log, {"act": "one"})
+    whole = log.read_bytes()
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+    with pytest.raises(OSError, match="No space left"):
+        write_audit(log, {"act": "two"})
+    monkeypatch.undo()
+    assert log.read_bytes() == whole
+    write_audit(log, {"act": "three"})
+    assert [json.loads(line)["act"] for line in log.read_text().splitlines()] == ["one", "three"]

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from service.errors import InvalidRequest
-from service.search.request import FilterClause, SearchRequest, require_few_clauses
+from service.search.request import FilterClause, SearchRequest, require_few_parts
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,27 @@ def test_a_megabyte_of_nested_clauses_is_refused_before_validation(inner: str, o
     for width in (8, 32, 32):
         leaf = f'{{"{inner}":[{",".join([leaf] * width)}]}}'
     with pytest.raises(InvalidRequest, match="at most 32 clauses"):
-        require_few_clauses(f'{{"query":"a","filters":[{leaf}]}}'.encode())
-    require_few_clauses(f'{{"query":"{"a" * 5000}","filters":[{{"any":[{{"field":"kind","eq":"a"}}]}}]}}'.encode())
-    require_few_clauses(b"[" * 5000)
+        require_few_parts(f'{{"query":"a","filters":[{leaf}]}}'.encode(), 1000)
+    require_few_parts(f'{{"query":"{"a" * 5000}","filters":[{{"any":[{{"field":"kind","eq":"a"}}]}}]}}'.encode(), 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        (b'{"min_score":NaN,"filters":[' + b"{}," * 2000 + b"{}]}", "body", "is not JSON"),
+        (b"[" * 5000, "body", "is not JSON"),
+        (b'{"documents":[' + b'"a",' * 2000 + b'"a"]}', "documents", "at most 1000 elements, got 2001"),
+        (b"{" + b",".join(b'"%d":1' % each for each in range(2000)) + b"}", "body", "has 2000 fields"),
+    ],
+)
+def test_a_large_body_with_too_many_parts_is_refused_before_validation(body: bytes, field: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as refused:
+        require_few_parts(body, 1000)
+    assert refused.value.field == field
+
+
+def test_a_large_body_of_another_kind_is_left_to_validation() -> None:
+    require_few_parts(b'["' + b"a" * 5000 + b'"]', 1)
 
 
 def test_a_number_of_more_than_64_bits_is_refused_with_the_reason() -> None:

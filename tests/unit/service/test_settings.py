@@ -48,7 +48,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     "values",
-    [{"port": 70000}, {"max_queries": 2000}, {"max_top_k": 0}, {"default_mode": "best"}, {"redis_url": "http://x"}],
+    [{"port": 70000}, {"max_queries": 2000}, {"max_top_k": 19}, {"default_mode": "best"}, {"redis_url": "http://x"}],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
