@@ -42,8 +42,9 @@ class Dedup(Step):
 
     def __post_init__(self) -> None:
         if self.near:
-            # A recall below the threshold's own: candidates are compared by their signatures afterwards.
-            self._lsh = MinHashLSH(threshold=self.near, num_perm=PERMUTATIONS, weights=(0.2, 0.8))
+            # A recall below the threshold's own: candidates are compared by their signatures afterwards. Above 0.99 it
+            # would have a single band.
+            self._lsh = MinHashLSH(threshold=min(self.near, 0.99), num_perm=PERMUTATIONS, weights=(0.2, 0.8))
 
     def parameters(self) -> dict[str, Any]:
         hashing = {"gram": GRAM, "permutations": PERMUTATIONS, "seed": SEED} if self.near else {}

@@ -77,8 +77,20 @@ def read_sources(path: Path) -> list[Source]:
 def _source(kind: str, name: str, facts: Mapping[str, Any]) -> Source:
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
     source = Source(kind, name, **values)
+    for key in ("files", "without", "fields"):
+        listed = getattr(source, key)
+        if not isinstance(listed, tuple) or not all(isinstance(each, str) for each in listed):
+            raise ValueError(f"{name}: {key} is a list of texts")
+    for key in ("licence", "version", "url", "prefix", "source"):
+        if not isinstance(getattr(source, key), str):
+            raise ValueError(f"{name}: {key} is a text")
     re.compile(source.prefix)
-    if not isinstance(source.most, int) or not isinstance(source.source, str) or not source.source.strip():
+    if (
+        isinstance(source.most, bool)
+        or not isinstance(source.most, int)
+        or source.most < 0
+        or not source.source.strip()
+    ):
         raise ValueError(f"{name}: most is a whole number, and source a name")
     return source
 
@@ -122,7 +134,11 @@ class Gather(Step):
 
     def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
         for source, path in self._fetched.items():
-            for text in texts_of(source, path):
+            try:
+                texts = texts_of(source, path)
+            except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+                raise BadData(f"{path}: damaged ({error}); delete its folder, and it is fetched again") from error
+            for text in texts:
                 yield {"text": text, "source": source.source, "origin": source.name}
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
@@ -187,8 +203,9 @@ def fetch(source: Source, folder: Path) -> Path:
         [source.kind, source.name, source.version, source.url, *(source.files if source.kind == "git" else ())]
     )
     kept = folder / f"{source.name.rpartition('/')[2]}-{identity}"
-    if kept.is_dir():
-        return next(each for each in kept.iterdir())
+    if found := list(kept.glob("*")):
+        return found[0]
+    shutil.rmtree(kept, ignore_errors=True)
     part = folder / f"{kept.name}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

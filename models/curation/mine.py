@@ -80,7 +80,8 @@ class Mine(Step):
         for source, places in by_source.items():
             allowed = self.retrievers.corpus.of_source(source)
             if not allowed.any():
-                raise CareError(f"--within source: the corpus has no document of {source!r}; use --within all")
+                named = f"the corpus has no document of {source!r}" if source else "a row names no source"
+                raise CareError(f"--within source: {named}; use --within all")
             rankings = self.retrievers.fused([some[at] for at in places], most, allowed)
             found.update(zip(places, rankings, strict=True))
         return [found[at] for at in range(len(some))]

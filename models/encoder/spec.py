@@ -255,6 +255,10 @@ class EncoderSpec(BaseModel):
         fields = self.model_dump(mode="json", exclude=self._unset)
         text = json.dumps(fields, ensure_ascii=False, indent=2) + "\n"
         (folder / SPEC_FILE).write_text(text, encoding="utf-8")
+        # safetensors makes files that only their owner can read; they get the rights of this one.
+        rights = (folder / SPEC_FILE).stat().st_mode & 0o777
+        for path in folder.glob("*.safetensors"):
+            path.chmod(rights)
 
     @classmethod
     def load(cls, folder: Path) -> EncoderSpec:

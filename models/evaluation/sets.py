@@ -135,7 +135,7 @@ QUERIES, QRELS, SPLIT_QRELS = "queries.jsonl", "qrels.tsv", "qrels"
 LINKING, RERANK, STS, TRAIN = "linking", "rerank", "sts", "train"
 # On the usual scale 0 … 2 a candidate of grade 1 is near the query and not an answer to it.
 RELEVANT_CANDIDATE = 2
-_INTEGER = re.compile(r"-?\d+")
+_INTEGER = re.compile(r"-?\d{1,9}")
 
 Row = dict[str, Any]
 
@@ -303,8 +303,8 @@ def _candidate(value: object, where: str) -> tuple[str, int]:
     if not isinstance(value, dict):
         raise BadData(f"{where} is not an object {{text, grade}}")
     grade = value.get("grade")
-    if isinstance(grade, bool) or not isinstance(grade, int):
-        raise BadData(f"{where}: grade {grade!r} is not a whole number")
+    if isinstance(grade, bool) or not isinstance(grade, int) or abs(grade) >= 10**9:
+        raise BadData(f"{where}: grade {str(grade)[:20]} is not a whole number of at most nine digits")
     return _text(value, "text", where, filled=True), grade
 
 
@@ -333,7 +333,7 @@ def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
                 raise BadData(f"{where}: a judgement where the header query-id<TAB>corpus-id<TAB>score should be")
             continue
         if not is_grade:
-            raise BadData(f"{where}: not 'query-id<TAB>corpus-id<TAB>score' with a whole number")
+            raise BadData(f"{where}: not 'query-id<TAB>corpus-id<TAB>score' with a whole number of at most nine digits")
         query, document, grade = parts
         if document not in documents:
             raise BadData(f"{where}: document {document!r} is not in the corpus")

@@ -96,6 +96,12 @@ def export(
 ) -> ExportReport[EncoderSpec]:  # fmt: skip
     """Writes `target` whole or not at all; raises ParityError when a graph stays below its floor."""
     check_target(source, target)
+    if pooling is not None and space is None and (source / SPEC_FILE).is_file():
+        own = EncoderSpec.load(source)
+        if own.pooling != pooling:
+            raise ExportError(
+                f"{source} is pooled by {own.pooling}: vectors pooled by {pooling} need a --space of their own"
+            )
     opened = open_source(source, {"space": space, "pooling": pooling, "dim": dim, "max_length": max_length})
     spec, origin, config = opened.spec, opened.origin, opened.config
     optimum = _choose(backend, opened, optimum_python)

@@ -17,8 +17,8 @@ RECIPES = Path(__file__).parent / "recipes"
 Tables = dict[str, Any]
 
 
-def read_tables(path: Path) -> Tables:
-    """Reads the tables of a recipe over those of its base."""
+def read_tables(path: Path, above: frozenset[Path] = frozenset()) -> Tables:
+    """Reads the tables of a recipe over those of its base; `above` are the recipes that lead here."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -26,8 +26,13 @@ def read_tables(path: Path) -> Tables:
         raise BadData(f"{path}: no such recipe; give the path of a file, {RECIPES} has {bundled}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadData(f"{path}: not TOML: {error}") from error
-    base = values.pop("base", None)
-    return values if base is None else overlaid(read_tables(path.parent / base), values)
+    if (base := values.pop("base", None)) is None:
+        return values
+    if not isinstance(base, str):
+        raise BadData(f"{path}: base: name one recipe")
+    if (here := path.resolve()) in above:
+        raise BadData(f"{path}: base: these recipes lie over each other in a circle")
+    return overlaid(read_tables(path.parent / base, above | {here}), values)
 
 
 def overlaid(below: Tables, above: Tables) -> Tables:

@@ -16,7 +16,9 @@ A study is a TOML file with these keys:
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
+import threading
 import tomllib
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from models.encoder.spec import SPEC_FILE, EncoderSpec
 from models.errors import BadData, CareError
 from models.evaluation.encoders import OPTIONS, Address
 from models.evaluation.judge import check_libraries, judge
@@ -110,8 +113,12 @@ class Run:
         if self.documents in self.recipe.encoders:
             if self.documents not in {last.query, last.document}:
                 raise BadData(f"{self}: {DOCUMENTS}: the last stage does not read with {self.documents}")
-        elif not Path(Address.parse(self.documents, OPTIONS).place).is_dir():
+            return
+        folder = Path(Address.parse(self.documents, OPTIONS).place)
+        if not folder.is_dir():
             raise BadData(f"{self}: {DOCUMENTS}: {self.documents} is neither an encoder of the recipe nor a folder")
+        if (folder / SPEC_FILE).is_file() and (space := EncoderSpec.load(folder).space) != self.recipe.space:
+            raise BadData(f"{self}: {DOCUMENTS}: {folder} is of space {space}, the recipe's is {self.recipe.space}")
 
 
 def runs_of(path: Path, out: Path) -> list[Run]:
@@ -153,6 +160,15 @@ def _figures(run: Run, tasks: Sequence[Task], cache: Path) -> Figures:
         return {result.set_name: result.value for result in judge(tasks, systems).results}
 
 
+def _judged(run: Run, tasks: Sequence[Task], cache: Path, bar: Progress) -> Figures:
+    """Returns the figures of a run; none if it cannot be judged, which must not end the others."""
+    try:
+        return _figures(run, tasks, cache)
+    except CareError as error:
+        bar.write(f"{run} cannot be judged: {error}")
+        return {}
+
+
 def table(found: dict[str, list[Figures]]) -> str:
     """Returns means over seeds with their standard deviations, as Markdown: a line for each variant."""
     sets = list(next(iter(found.values()))[0])
@@ -178,6 +194,10 @@ def study(path: Path, roots: Sequence[Path], out: Path, at_once: int = 1) -> str
     runs, found, text = runs_of(path, out), dict[str, list[Figures]](), ""
     for run in runs:
         run.check()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadData(f"--out {out}: {error.strerror}; name a folder that can be written") from error
     processes = {run.folder: SPAWN.Process(target=_train, args=(run, out / VECTORS)) for run in runs}
 
     def trained(run: Run) -> bool:
@@ -191,14 +211,13 @@ def study(path: Path, roots: Sequence[Path], out: Path, at_once: int = 1) -> str
         try:
             for future in as_completed(futures):
                 run = futures[future]
-                if future.result():
-                    figures = _figures(run, tasks, out / CACHE)
+                if not future.result():
+                    bar.write(f"{run} failed: {_last_line(run.folder / LOG)} ({run.folder / LOG})")
+                elif figures := _judged(run, tasks, out / CACHE, bar):
                     found.setdefault(run.variant, []).append(figures)
                     text = table({run.variant: found[run.variant] for run in runs if run.variant in found})
                     (out / TABLE).write_text(text + "\n", encoding="utf-8")
                     bar.write(f"{run}: {np.mean(list(figures.values())):.2f}")
-                else:
-                    bar.write(f"{run} failed: {_last_line(run.folder / LOG)} ({run.folder / LOG})")
                 bar.update()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -231,6 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and the table")
     parser.add_argument("--at-once", type=_positive, default=1, metavar="N", help="runs that share the machine (1)")
     given = parser.parse_args(arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the runs save their step
     try:
         print(study(given.study, given.sets, given.out, given.at_once))
     except CareError as error:

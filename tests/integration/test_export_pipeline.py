@@ -197,6 +197,9 @@ def test_unusable_sources_and_targets_are_refused(
     write_checkpoint(tmp_path / "hub", "bert")
     with pytest.raises(ExportError, match="--space"):
         export(tmp_path / "hub", tmp_path / "served")
+    other = next(each for each in POOLINGS if each != EncoderSpec.load(trained).pooling)
+    with pytest.raises(ExportError, match=f"vectors pooled by {other} need a --space of their own"):
+        export(trained, tmp_path / "served", pooling=other)
     with pytest.raises(ExportError, match="dim 4096 is larger"):
         export(trained, tmp_path / "served", dim=4096)
     monkeypatch.setattr(pipeline, "LARGEST_BYTES", 1000)

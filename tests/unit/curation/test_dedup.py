@@ -36,6 +36,7 @@ def test_near_equal_rows_are_dropped_unless_only_equal_ones_should_be() -> None:
     rows = [{"text": LONG}, {"text": other}, {"text": different}]
     assert reasons(Dedup(near=0.8), *rows) == ["", NEAR.replace("0.85", "0.8"), ""]
     assert reasons(Dedup(near=0.0), *rows) == ["", "", ""]
+    assert reasons(Dedup(near=1.0), *rows, {"text": LONG}) == ["", "", "", EQUAL]
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,35 @@ def test_missing_sources_are_refused_if_strict_or_all(listed: Path, tmp_path: Pa
         gathered(listed, tmp_path / "out.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ('files = "*.md"', "files is a list of texts"),
+        ('files = ["*.md"], without = "*.test.md"', "without is a list of texts"),
+        ('files = ["*.md"], fields = "text"', "fields is a list of texts"),
+        ("files = [5]", "files is a list of texts"),
+        ('files = ["*.md"], version = 5', "version is a text"),
+        ('files = ["*.md"], most = -3', "most is a whole number"),
+    ],
+)
+def test_a_source_with_values_of_another_kind_is_refused(tmp_path: Path, facts: str, message: str) -> None:
+    """A text has characters, and its star would match every path."""
+    (tmp_path / "list.toml").write_text(f'[git]\n"o/r" = {{ {facts}, licence = "MIT" }}')
+    with pytest.raises(BadData, match=f"o/r: {message}"):
+        read_sources(tmp_path / "list.toml")
+
+
+def test_a_damaged_download_is_named_and_an_empty_one_fetched_again(listed: Path, tmp_path: Path) -> None:
+    gathered(listed, tmp_path / "first.jsonl")
+    [archive] = (tmp_path / "downloads").glob("held-*/held.tgz")
+    archive.unlink()
+    gathered(listed, tmp_path / "second.jsonl")
+    assert (tmp_path / "second.jsonl").read_bytes() == (tmp_path / "first.jsonl").read_bytes()
+    archive.write_bytes(archive.read_bytes()[:60])
+    with pytest.raises(BadData, match=r"held\.tgz: damaged .* delete its folder, and it is fetched again"):
+        gathered(listed, tmp_path / "third.jsonl")
+
+
 def test_the_bundled_lists_name_versions_and_licences() -> None:
     general, medical = (
         read_sources(Path(gather.__file__).with_name(f"{name}.toml")) for name in ("general", "medical")

@@ -61,6 +61,7 @@ def test_a_judgement_may_be_repeated_but_not_contradicted(tmp_path: Path) -> Non
         ("qrels.tsv", f"{HEADER}q1\tnone\t1\n", "qrels.tsv:2: document 'none' is not in the corpus"),
         ("qrels.tsv", f"{HEADER}q1\td1\t1\nq9\td1\t1\n", "qrels.tsv:3: query 'q9' is not in queries.jsonl"),
         ("qrels.tsv", f"{HEADER}q1 d1 1\n", "qrels.tsv:2: not 'query-id<TAB>corpus-id<TAB>score'"),
+        ("qrels.tsv", f"{HEADER}q1\td1\t{10**9}\n", "with a whole number of at most nine digits"),
         ("qrels.tsv", f"{HEADER}q1\td1\t0.5\n", "qrels.tsv:2: not 'query-id<TAB>corpus-id<TAB>score'"),
         ("qrels.tsv", "q1\td1\t1\nq1\td2\t1\n", "qrels.tsv:1: a judgement where the header"),
         ("qrels.tsv", HEADER, "qrels.tsv: no judgements"),
@@ -133,6 +134,10 @@ def test_candidates_of_the_higher_grades_are_relevant(tmp_path: Path) -> None:
         ({"query": 1, "candidates": [{"text": "t", "grade": 1}]}, "r.jsonl:1: query is not a text"),
         ({"query": "q", "candidates": ["t"]}, "r.jsonl:1: candidate 1 is not an object {text, grade}"),
         ({"query": "q", "candidates": [{"text": "t"}]}, "r.jsonl:1: candidate 1: grade None is not a whole number"),
+        (
+            {"query": "q", "candidates": [{"text": "t", "grade": 10**9}]},
+            "is not a whole number of at most nine digits",
+        ),
         ({"query": "q", "candidates": [{"text": "t", "grade": True}]}, "candidate 1: grade True is not a whole number"),
         ({"query": "q", "candidates": [{"text": "t", "grade": 1}, {"grade": 1}]}, "r.jsonl:1: candidate 2: lacks text"),
         ({"query": "q", "candidates": [{"text": "t", "grade": 0}]}, "r.jsonl: no candidate has a grade above 0"),

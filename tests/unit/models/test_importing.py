@@ -167,6 +167,7 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
     whole = TorchEncoder.load(tmp_path / "out")  # what is merged is rounded once, and the matrix is not
     rounded = TorchEncoder.load(tmp_path / "half")
     assert half.weight_bytes < 0.6 * made.weight_bytes
+    assert len({path.stat().st_mode for path in (tmp_path / "half").iterdir()}) == 1, "whoever reads one reads all"
     for found, expected in zip(rounded.backbone.parameters(), whole.backbone.parameters(), strict=True):
         assert torch.equal(found, expected.bfloat16().float())
     assert rounded.projection is not None

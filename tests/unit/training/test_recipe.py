@@ -91,6 +91,16 @@ def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
         Recipe.load(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [('"over.toml"', "recipe.toml: base: these recipes lie over each other"), ("5", "name one recipe")],
+)
+def test_a_base_that_leads_nowhere_is_named(tmp_path: Path, base: str, message: str) -> None:
+    write(tmp_path, 'base = "recipe.toml"', "over.toml")
+    with pytest.raises(BadData, match=message):
+        Recipe.load(write(tmp_path, f"base = {base}"))
+
+
 def test_a_recipe_can_extend_another_one(tmp_path: Path) -> None:
     write(tmp_path, WHOLE, "base.toml")
     mine = '[stages.two]\nkind = "mine"\nquery = "e"\nfiles = ["g"]'

@@ -1,7 +1,12 @@
 """Studies: variants of a recipe with several seeds, which share vectors, and the table of their figures."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +17,7 @@ from models.training.recipe import Recipe
 from models.training.recipe_file import Tables, apply_change, overlaid
 from models.training.run import train
 from models.training.stages import files_of
+from tests.support.tiny_models import tiny_encoder
 from tests.support.toy_training import ONE, TOPICS, plain, toy_rows, write_dev, write_rows, write_start
 
 STUDIES = sorted(Path("models/training/studies").resolve().glob("*.toml"))
@@ -130,16 +136,56 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(home: Path) -> None:
         ("seeds = [-1]", "seeds"),
         ("seeds = [1]\n[variants.one]\nseed = 7", "leave it out"),
         ("seeds = [1]\n[variants.one]\ndocuments = 'documnet'", "neither an encoder of the recipe nor a folder"),
+        ("seeds = [1]\n[variants.one]\ndocuments = 'other'", "other is of space tiny, the recipe's is toy"),
         ("seeds = [1]\n[variants.one]\nstages.tune.batsch = 3", "one: stages.tune"),
         ("seeds = [", "study.toml"),
     ],
 )
 def test_a_faulty_study_is_refused_before_anything_is_trained(home: Path, text: str, message: str) -> None:
+    tiny_encoder("bert").save(home / "other")
     rest = "" if "[variants" in text else "\n[variants.one]"
     (home / "study.toml").write_text(f'base = "recipe.toml"\ndocuments = "document"\n{text}{rest}')
     with pytest.raises(BadData, match=message):
         study.study(home / "study.toml", [home / "dev"], home / "out")
     assert not (home / "out").exists()
+
+
+def test_a_run_that_cannot_be_judged_does_not_end_the_others(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = study._figures
+
+    def judged(run: study.Run, *others: Any) -> study.Figures:  # noqa: ANN401 - passed on
+        if run.variant == "whole":
+            raise CareError("no such dimensions")
+        return figures(run, *others)
+
+    monkeypatch.setattr(study, "_figures", judged)
+    with pytest.raises(CareError, match="2 of 4 runs failed") as error:
+        study.study(home / "study.toml", [home / "dev"], home / "out")
+    assert "| without-mse | 2 |" in str(error.value)
+
+
+def test_an_out_that_cannot_be_a_folder_is_refused(home: Path) -> None:
+    (home / "out").write_text("")
+    with pytest.raises(BadData, match=r"--out .*out: .*; name a folder that can be written"):
+        study.study(home / "study.toml", [home / "dev"], home / "out")
+
+
+def test_a_study_that_is_terminated_ends_its_runs_and_goes_on(home: Path) -> None:
+    (home / "study.toml").write_text(STUDY.replace("seeds = [1, 2]", "seeds = [1]"))
+    (home / "recipe.toml").write_text(RECIPE.replace("steps = 2", "steps = 100000"))
+    call = [sys.executable, "-m", "models.training.study", "study.toml", "dev", "--out", "out"]
+    where = {"cwd": home, "env": os.environ | {"PYTHONPATH": str(STUDIES[0].parents[3])}}
+    with subprocess.Popen(call, stderr=subprocess.PIPE, text=True, **where) as process:  # type: ignore[call-overload]
+        log = home / "out/runs/whole/1/log.jsonl"
+        while not log.is_file() or not log.stat().st_size:
+            assert process.poll() is None
+            time.sleep(0.1)
+        threads = Path(f"/proc/{process.pid}/task").glob("*/children")
+        children = [child for thread in threads for child in thread.read_text().split()]
+        process.terminate()
+        assert "study: stopped; the same call goes on" in process.communicate(timeout=60)[1]
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
 def test_a_table_has_means_and_deviations() -> None:
