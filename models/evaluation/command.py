@@ -160,6 +160,8 @@ def _tasks(arguments: Namespace) -> tuple[list[Task], dict[str, str]]:
     missing: dict[str, str] = {}
     for name in arguments.sets:
         if Path(name).is_dir():
+            if arguments.instructions:
+                raise CareError(f"--instructions: {name} is a folder; a benchmark has them (care eval --list)")
             tasks += find_tasks(Path(name))
         elif name in benchmarks.names():
             found, lacking = loader.load(name, arguments.data, instructions=arguments.instructions)

@@ -246,6 +246,7 @@ def test_a_benchmark_names_missing_sets_and_how_to_get_them(
         (("examples", "--save", "docs/run", "--json", "./docs/run"), "--json docs/run: --save would be overwritten"),
         (("examples", "--save", "docs"), "--save docs: name a file, which this is not"),
         (("examples", "--html", "README.md"), "--html README.md: name a folder, which this is not"),
+        (("examples", "--instructions"), "--instructions: examples is a folder; a benchmark has them"),
         (("examples", "--fresh"), "--fresh: only a --pair"),
         (("examples", "--weight", "0.5", "--fusion", "reciprocal"), "--weight: only hybrids by --fusion scores"),
         (("examples", "--encoder", "docs"), "docs holds neither encoder.json with an ONNX graph nor"),
