@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from models.encoder.spec import RERANKER_FILE, TOKENIZER_FILE, Variant, fault, verify_file
+from models.encoder.spec import RERANKER_FILE, TOKENIZER_FILE, Variant, fault, share_weights, verify_file
 from models.encoder.tokenizer import Tokenizer, Tokens, best_variant
 from models.errors import BadEncoder
 
@@ -63,6 +63,7 @@ class RerankerSpec(BaseModel):
     def save(self, folder: Path) -> None:
         text = json.dumps(self.model_dump(mode="json"), ensure_ascii=False, indent=2) + "\n"
         (folder / RERANKER_FILE).write_text(text, encoding="utf-8")
+        share_weights(folder / RERANKER_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> RerankerSpec:

@@ -255,10 +255,7 @@ class EncoderSpec(BaseModel):
         fields = self.model_dump(mode="json", exclude=self._unset)
         text = json.dumps(fields, ensure_ascii=False, indent=2) + "\n"
         (folder / SPEC_FILE).write_text(text, encoding="utf-8")
-        # safetensors makes files that only their owner can read; they get the rights of this one.
-        rights = (folder / SPEC_FILE).stat().st_mode & 0o777
-        for path in folder.glob("*.safetensors"):
-            path.chmod(rights)
+        share_weights(folder / SPEC_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> EncoderSpec:
@@ -285,6 +282,12 @@ def fault(error: ValidationError) -> str:
 def name_of_weights(checksums: Mapping[str, str]) -> str:
     """Makes one name for weights in several files from the checksum of each."""
     return hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
+
+
+def share_weights(like: Path) -> None:
+    """Gives the weights beside a file its rights: safetensors makes files that only their owner can read."""
+    for path in like.parent.glob("*.safetensors"):
+        path.chmod(like.stat().st_mode & 0o777)
 
 
 def sha256_of(path: Path) -> str:

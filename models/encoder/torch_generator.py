@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from models.encoder.folder import check_length, looks_back_only, read_config
+from models.encoder.folder import CONFIG_FILE, check_length, looks_back_only, read_config
+from models.encoder.spec import share_weights
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import load_model
 from models.errors import BadEncoder
@@ -75,6 +76,7 @@ class TorchGenerator(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         self.backbone.save_pretrained(folder, save_original_format=False)
         self.tokenizer.save_pretrained(folder)
+        share_weights(folder / CONFIG_FILE)
 
 
 def require_generator(folder: Path, config: PretrainedConfig) -> None:

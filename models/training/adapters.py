@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.encoder.spec import sha256_of
+from models.encoder.spec import sha256_of, share_weights
 from models.encoder.torch import BASE_FILE, PROJECTION_FILE, TorchEncoder
 from models.encoder.torch_generator import TorchGenerator
 from models.errors import BadEncoder
@@ -43,6 +43,7 @@ def save_adapter(encoder: Adaptable, folder: Path, base: Mapping[str, str]) -> N
     # peft writes where the start lay: a path of this machine.
     path.write_text(json.dumps(facts | {"base_model_name_or_path": None}, indent=2), encoding="utf-8")
     if isinstance(encoder, TorchGenerator):
+        share_weights(path)
         return
     if encoder.projection is not None:
         encoder.projection.save(folder / PROJECTION_FILE)

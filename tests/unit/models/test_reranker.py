@@ -30,6 +30,7 @@ ARCHITECTURES = ("bert", "xlm-roberta")
 def imported(tmp_path: Path, architecture: str) -> Path:
     write_cross_encoder(tmp_path / "published", architecture)
     done = import_encoder(str(tmp_path / "published"), tmp_path / "reranker", Given())
+    assert len({path.stat().st_mode for path in (tmp_path / "reranker").iterdir()}) == 1
     assert isinstance(done, ImportedReranker)
     assert done.difference < 1e-4
     return done.folder
