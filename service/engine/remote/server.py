@@ -25,9 +25,10 @@ from indexer.store.collection import Collection
 from models.encoder.spec import Side
 from models.encoder.tokenizer import flatten
 from models.errors import BadEncoder, CareError
+from service.engine.batches import SLICE_SECONDS, CostModel, Lanes
 from service.engine.device import Device, GraphReranker, OpenServing, compute_batch, open_encoder, searched_by
 from service.engine.jobs import Request, Response, Status
-from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
+from service.engine.queue import Limits, OnBatch
 from service.engine.remote import frames
 from service.engine.remote.frames import BadFrame, FrameReader, Kind
 from service.serving.serving import Serving, require_query_encoder

@@ -8,9 +8,10 @@ import pytest
 
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokens
+from service.engine.batches import LEAST_SLICE
 from service.engine.jobs import EncodeJob
 from service.engine.local import Batcher
-from service.engine.queue import LEAST_SLICE, Limits
+from service.engine.queue import Limits
 from service.errors import DeadlineExceeded, EngineFailed, Overloaded
 from tests.unit.service.batching import busy, scores, started
 from tests.unit.service.support import WAIT_SECONDS, FakeEngine, job, jobs, score_of, serving

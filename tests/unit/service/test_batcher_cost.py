@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.engine.queue import LEAST_SEEN, CostModel
+from service.engine.batches import LEAST_SEEN, CostModel
 
 
 def trained(batches: list[tuple[int, float]]) -> CostModel:

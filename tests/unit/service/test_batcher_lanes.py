@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.queue import LEAST_SLICE, LEAST_SLICE_TOKENS, MOST_PASSES, Lanes
+from service.engine.batches import LEAST_SLICE, LEAST_SLICE_TOKENS, MOST_PASSES, Lanes
 
 
 @dataclass(frozen=True)
