@@ -73,7 +73,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="HyDE with each encoder, by an OpenAI-compatible endpoint (http://…/v1)")  # fmt: skip
     add("--hyde-documents", type=positive, default=1, metavar="N",
         help="documents that it writes for a query (%(default)s)")  # fmt: skip
-    add("--hyde-fusing", choices=("mean", "document", "joined"), nargs="+", default=["mean"],
+    add("--hyde-fusing", choices=("mean", "document", "joined"), nargs="+", default=("mean",),
         help="mean of the vectors of query and documents, documents alone, or both as one text (mean)")  # fmt: skip
     add("--hyde-seeds", type=positive, default=1, metavar="N",
         help="repeat it with other documents, and show the mean (%(default)s)")  # fmt: skip

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +62,11 @@ class Wanted:
             raise CareError("--fresh: only a --pair has another encoder for fresh documents; give one")
         if self.weights and not (self.hybrid and Fusion.SCORES in self.fusions):
             raise CareError("--weight: only hybrids by --fusion scores have one; leave it out")
+        mains = {"rerank": ("--reranker", self.rerankers), "hyde": ("--hyde", self.hyde)}
+        for field in fields(self):
+            main, given = mains.get(field.name.partition("_")[0], ("", True))
+            if not given and getattr(self, field.name) != field.default:
+                raise CareError(f"--{field.name.replace('_', '-')} has no effect without {main}; give that, too")
 
     def weights_of(self, fusion: Fusion) -> Sequence[float | None]:
         """Returns the dense side's shares to try in a fusion."""

@@ -248,6 +248,8 @@ def test_a_benchmark_names_missing_sets_and_how_to_get_them(
         (("examples", "--html", "README.md"), "--html README.md: name a folder, which this is not"),
         (("examples", "--instructions"), "--instructions: examples is a folder; a benchmark has them"),
         (("examples", "--fresh"), "--fresh: only a --pair"),
+        (("examples", "--rerank-depth", "5"), "--rerank-depth has no effect without --reranker"),
+        (("examples", "--hyde-fusing", "joined"), "--hyde-fusing has no effect without --hyde"),
         (("examples", "--weight", "0.5", "--fusion", "reciprocal"), "--weight: only hybrids by --fusion scores"),
         (("examples", "--encoder", "docs"), "docs holds neither encoder.json with an ONNX graph nor"),
         (("examples", "--baseline", "nobody"), "--baseline nobody: not one of BM25, care-small-zh (int8)"),
