@@ -57,21 +57,21 @@ _SENTENCE = re.compile(
 )
 
 
-def members_within(name: str, data: bytes, depth: int = 2) -> Iterator[tuple[str, bytes]]:
-    """A file; in place of a packed one the files in it, as `archive.zip/name`."""
+def members_within(name: str, data: bytes, damaged: list[str], depth: int = 2) -> Iterator[tuple[str, bytes]]:
+    """A file; in place of a packed one the files in it, as `archive.zip/name`. `damaged` gets the names of such."""
     try:
         if depth and name.endswith((".zip", ".xpi")):
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 for each in archive.infolist():
                     if each.file_size <= MEMBER_BYTES and not each.flag_bits & 1:
-                        yield from members_within(f"{name}/{each.filename}", archive.read(each), depth - 1)
+                        yield from members_within(f"{name}/{each.filename}", archive.read(each), damaged, depth - 1)
         elif depth and name.endswith(".gz"):
             with gzip.open(io.BytesIO(data)) as file:
-                yield from members_within(name.removesuffix(".gz"), file.read(MEMBER_BYTES), depth - 1)
+                yield from members_within(name.removesuffix(".gz"), file.read(MEMBER_BYTES), damaged, depth - 1)
         else:
             yield name, data
     except (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError):
-        return  # damaged, or packed in a way that zipfile does not know: it has nothing to give
+        damaged.append(name)  # or packed in a way that zipfile does not know
 
 
 def passages(name: str, data: bytes, fields: Sequence[str] = (), prefix: str = "") -> Iterator[str]:

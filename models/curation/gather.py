@@ -103,6 +103,7 @@ class Gather(Step):
     folder: Path
     strict: bool = False
     _faults: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _damaged: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
 
     name = "gather"
     version = 2
@@ -134,10 +135,13 @@ class Gather(Step):
 
     def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
         for source, path in self._fetched.items():
+            damaged: list[str] = []
             try:
-                texts = texts_of(source, path)
+                texts = texts_of(source, path, damaged)
             except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
                 raise BadData(f"{path}: damaged ({error}); delete its folder, and it is fetched again") from error
+            if damaged:
+                self._damaged[source.name] = damaged
             for text in texts:
                 yield {"text": text, "source": source.source, "origin": source.name}
 
@@ -146,15 +150,18 @@ class Gather(Step):
 
     def facts(self, tally: Tally) -> dict[str, Any]:
         empty = [source.name for source in self._fetched if not tally.notes[f"from {source.name}"]]
-        return {"skipped": self._faults, "without a passage": empty}
+        return {"skipped": self._faults, "without a passage": empty, "damaged": self._damaged}
 
 
-def texts_of(source: Source, path: Path) -> list[str]:
-    """The different passages of a source in their order; of more than `most` those with the lowest hashes."""
+def texts_of(source: Source, path: Path, damaged: list[str]) -> list[str]:
+    """The different passages of a source in their order; of more than `most` those with the lowest hashes.
+
+    Names of packed files in it that cannot be read go to `damaged`.
+    """
 
     def each() -> Iterator[tuple[bytes, int, str]]:
         seen = set[bytes]()
-        for number, text in enumerate(_passages(source, path)):
+        for number, text in enumerate(_passages(source, path, damaged)):
             key = blake2b(text.encode(errors="replace"), digest_size=12).digest()
             if key not in seen:
                 seen.add(key)
@@ -164,10 +171,10 @@ def texts_of(source: Source, path: Path) -> list[str]:
     return [text for _, text in sorted((number, text) for _, number, text in kept)]
 
 
-def _passages(source: Source, path: Path) -> Iterator[str]:
+def _passages(source: Source, path: Path, damaged: list[str]) -> Iterator[str]:
     with opened(path) as members:
         for name, data in members:
-            for inner, content in members_within(name, data):
+            for inner, content in members_within(name, data, damaged):
                 if source.takes(inner):
                     yield from passages(inner, content, source.fields, source.prefix)
 

@@ -97,9 +97,12 @@ def test_many_beginnings_without_an_end_take_no_square_of_time(begin: str) -> No
 
 
 def test_packed_files_are_read_within_others_and_damaged_ones_left_out() -> None:
-    assert list(members_within("a.1.gz", gzip.compress(b"x"))) == [("a.1", b"x")]
-    assert list(members_within("a.xpi", zipped({"b.zip": zipped({"c.txt": "x"})}))) == [("a.xpi/b.zip/c.txt", b"x")]
-    assert list(members_within("a.zip", b"no")) == list(members_within("a.gz", b"no")) == []
+    damaged: list[str] = []
+    assert list(members_within("a.1.gz", gzip.compress(b"x"), damaged)) == [("a.1", b"x")]
+    within = zipped({"b.zip": zipped({"c.txt": "x"}), "d.gz": "no"})
+    assert list(members_within("a.xpi", within, damaged)) == [("a.xpi/b.zip/c.txt", b"x")]
+    assert list(members_within("a.zip", b"no", damaged)) == []
+    assert damaged == ["a.xpi/d.gz", "a.zip"]
 
 
 def zipped(files: dict[str, Any]) -> bytes:
@@ -147,7 +150,7 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 archive.addfile(member, io.BytesIO(content.encode()))
 
     def pypi(source: Source, folder: Path) -> None:
-        (folder / "held.whl").write_bytes(zipped({"../c.json": numbered(3)}))
+        (folder / "held.whl").write_bytes(zipped({"../c.json": numbered(3), "d.json.gz": "no"}))
 
     monkeypatch.setattr(gather, "_npm", npm)
     monkeypatch.setattr(gather, "_pypi", pypi)
@@ -185,6 +188,7 @@ def test_sources_are_gathered_with_their_limits_and_nothing_is_written_elsewhere
     assert list(report["skipped"]) == ["gone"]
     assert "nowhere" in report["skipped"]["gone"]
     assert report["without a passage"] == ["empty"]
+    assert report["damaged"] == {"wheel": ["d.json.gz"], "empty": ["d.json.gz"]}
     assert "git gone: skipped" in capsys.readouterr().err
     assert not list(tmp_path.rglob("out.json"))
     assert {path.name for path in tmp_path.iterdir()} == {"remote", "list.toml", "downloads", "made"}
@@ -200,7 +204,7 @@ def test_a_second_call_fetches_nothing_and_gives_the_same_bytes_also_after_a_kil
     monkeypatch.setattr("models.curation.frame.SAVE_EVERY_ROWS", 5)
     texts_of = gather.texts_of
     monkeypatch.setattr(
-        gather, "texts_of", lambda source, path: texts_of(source, path) if source.kind == "git" else 1 / 0
+        gather, "texts_of", lambda source, *rest: texts_of(source, *rest) if source.kind == "git" else 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         gathered(listed, second)
