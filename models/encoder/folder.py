@@ -213,7 +213,7 @@ class DenseLayer(NamedTuple):
     folder: Path
     width: int
     dim: int
-    tanh: bool
+    activation: str
 
     def tensors(self) -> dict[str, Any]:
         from safetensors.torch import load_file
@@ -255,9 +255,9 @@ def dense_layers(folder: Path) -> list[DenseLayer]:
         if stated is None:
             raise BadEncoder(f"{place / CONFIG_FILE} of the Dense layer is missing; fetch the whole checkpoint")
         activation = str(stated.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
-        if activation not in ("Identity", "Tanh") or stated.get("use_residual"):
-            raise BadEncoder(f"{place}: a dense layer with {activation} is not supported, only Identity and Tanh")
-        layers.append(DenseLayer(place, stated["in_features"], stated["out_features"], activation == "Tanh"))
+        if activation not in ("Identity", "ReLU", "Tanh") or stated.get("use_residual"):
+            raise BadEncoder(f"{place}: a dense layer with {activation} is not supported, only Identity, ReLU and Tanh")
+        layers.append(DenseLayer(place, stated["in_features"], stated["out_features"], activation))
     return layers
 
 

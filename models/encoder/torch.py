@@ -47,17 +47,28 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", f"{ADAPTER_FOLDER}/adapt
 
 
 class Projection(nn.Linear):
-    """A dense layer on top of pooling, as sentence-transformers' Dense: linear, then perhaps tanh."""
+    """A dense layer on top of pooling, as sentence-transformers' Dense: linear, then perhaps tanh.
+
+    With `hidden` units it also reads what they make of the pooled vector: a linear map of 512 numbers alone reaches no
+    more than 512 directions.
+    """
 
     def __init__(
-        self, width: int, dim: int, *, bias: bool = False, tanh: bool = False, dtype: torch.dtype = torch.float32
-    ) -> None:
-        super().__init__(width, dim, bias=bias, dtype=dtype)
-        self.tanh = tanh
+        self, width: int, dim: int, *, hidden: int = 0, bias: bool = False, tanh: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        super().__init__(width + hidden, dim, bias=bias, dtype=dtype)
+        self.tanh, self.width, self.hidden_units = tanh, width, hidden
+        self.hidden = nn.Linear(width, hidden, dtype=dtype) if hidden else None
+
+    def features(self, pooled: Tensor) -> Tensor:
+        """Returns what the linear layer reads: the pooled vectors, and the hidden units beside them."""
+        # Pooling gives float32 whatever the weights are.
+        pooled = pooled.to(self.weight.dtype)
+        return pooled if self.hidden is None else torch.cat([pooled, self.hidden(pooled).relu()], dim=-1)
 
     def forward(self, input: Tensor) -> Tensor:
-        # Pooling gives float32 whatever the weights are.
-        projected = super().forward(input.to(self.weight.dtype))
+        projected = super().forward(self.features(input))
         return projected.tanh() if self.tanh else projected
 
     @classmethod
@@ -65,8 +76,9 @@ class Projection(nn.Linear):
         tensors = load_file(path)
         with safe_open(path, "pt") as file:
             tanh = (file.metadata() or {}).get("activation") == "tanh"
-        dim, width = tensors["weight"].shape
-        projection = cls(width, dim, bias="bias" in tensors, tanh=tanh, dtype=dtype)
+        dim, features = tensors["weight"].shape
+        hidden = len(tensors.get("hidden.bias", ()))
+        projection = cls(features - hidden, dim, hidden=hidden, bias="bias" in tensors, tanh=tanh, dtype=dtype)
         projection.load_state_dict(tensors)
         return projection
 
@@ -192,32 +204,41 @@ def _load_projection(folder: Path, width: int, dtype: torch.dtype) -> Projection
     if not path.is_file():
         return read_dense_layers(folder, dtype) if not (folder / SPEC_FILE).is_file() else None
     projection = Projection.load(path, dtype)
-    if projection.in_features != width:
-        raise BadEncoder(
-            f"{path}: made for vectors of {projection.in_features} dimensions, the backbone's have {width}"
-        )
+    if projection.width != width:
+        raise BadEncoder(f"{path}: made for vectors of {projection.width} dimensions, the backbone's have {width}")
     return projection
 
 
 def read_dense_layers(folder: Path, dtype: torch.dtype) -> Projection | None:
-    """Reads the Dense modules of a sentence-transformers folder as one layer.
+    """Reads the Dense modules of a sentence-transformers folder as one layer, with hidden units if one ends in ReLU.
 
     Layers without an activation between them are one linear function, so their matrices are multiplied.
     """
-    weight = bias = None
-    tanh = False
-    for layer in dense_layers(folder):
-        if tanh:
-            raise BadEncoder(f"{folder}: two dense layers with tanh between them are not supported")
+    weight = bias = hidden = None
+    layers = dense_layers(folder)
+    for place, layer in enumerate(layers, start=1):
+        if layer.activation == ("Tanh" if place < len(layers) else "ReLU") or (hidden and layer.activation == "ReLU"):
+            raise BadEncoder(
+                f"{folder}: dense layers with {', '.join(each.activation for each in layers)} are not supported, only "
+                "linear ones, with ReLU behind one that is not the last, and with Tanh behind the last"
+            )
         tensors = {name.removeprefix("linear."): value.double() for name, value in layer.tensors().items()}
-        own, shift, tanh = tensors["weight"], tensors.get("bias"), layer.tanh
+        own, shift = tensors["weight"], tensors.get("bias")
         if bias is not None:
             shift = own @ bias if shift is None else own @ bias + shift
         weight, bias = own if weight is None else own @ weight, shift
+        if layer.activation == "ReLU":
+            hidden, weight, bias = (weight, torch.zeros(len(weight)) if bias is None else bias), None, None
     if weight is None:
         return None
-    projection = Projection(weight.shape[1], weight.shape[0], bias=bias is not None, tanh=tanh, dtype=dtype)
-    projection.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+    tensors = {"weight": weight} | ({} if bias is None else {"bias": bias})
+    width = layers[0].width
+    if hidden is not None:  # which alone are read, not the pooled vector
+        tensors["weight"] = torch.cat([weight.new_zeros(len(weight), width), weight], dim=1)
+        tensors |= {"hidden.weight": hidden[0], "hidden.bias": hidden[1]}
+    units, tanh = 0 if hidden is None else len(hidden[1]), layers[-1].activation == "Tanh"
+    projection = Projection(width, len(weight), hidden=units, bias=bias is not None, tanh=tanh, dtype=dtype)
+    projection.load_state_dict(tensors)
     return projection
 
 

@@ -82,8 +82,7 @@ def append_score_head(model: ModelProto, layers: Sequence[nn.Linear], separator:
     state = _pool(after, hidden, Pooling.CLS)
     for place, layer in enumerate(layers):
         state = after.add("Tanh", state) if place else state
-        state = after.add("MatMul", state, after.constant(layer.weight.detach().float().numpy().T))
-        state = after.add("Add", state, after.constant(layer.bias.detach().float().numpy()))
+        state = _linear(after, state, layer)
     after.add("Squeeze", state, after.constant([1]), output=SCORE)
     _finish_head(model, before, after, helper.make_tensor_value_info(SCORE, TensorProto.FLOAT, ["batch"]))
 
@@ -143,10 +142,10 @@ def _derive_inputs(added: _Nodes, names: set[str], separator: int | None) -> Non
 def _embed(added: _Nodes, hidden: str, spec: EncoderSpec, projection: Projection | None) -> None:
     pooled = _pool(added, hidden, spec.pooling)
     if projection is not None:
-        weight, bias = projection.weight.detach().float().numpy(), projection.bias
-        pooled = added.add("MatMul", pooled, added.constant(weight.T))
-        if bias is not None:
-            pooled = added.add("Add", pooled, added.constant(bias.detach().float().numpy()))
+        if projection.hidden is not None:
+            units = added.add("Relu", _linear(added, pooled, projection.hidden))
+            pooled = added.add("Concat", pooled, units, axis=1)
+        pooled = _linear(added, pooled, projection)
         pooled = added.add("Tanh", pooled) if projection.tanh else pooled
     bounds = [added.constant([place]) for place in (0, spec.dim, 1)]
     if not spec.normalize:
@@ -156,6 +155,13 @@ def _embed(added: _Nodes, hidden: str, spec: EncoderSpec, projection: Projection
     squares = added.add("ReduceSum", added.add("Mul", cut, cut), added.constant([1]), keepdims=1)
     length = added.add("Max", added.add("Sqrt", squares), added.constant(np.float32(EPSILON)))
     added.add("Div", cut, length, output=EMBEDDING)
+
+
+def _linear(added: _Nodes, inputs: str, layer: nn.Linear) -> str:
+    product = added.add("MatMul", inputs, added.constant(layer.weight.detach().float().numpy().T))
+    if layer.bias is None:
+        return product
+    return added.add("Add", product, added.constant(layer.bias.detach().float().numpy()))
 
 
 def _pool(added: _Nodes, hidden: str, pooling: Pooling) -> str:

@@ -54,7 +54,7 @@ def write_router(query: Path, document: Path, target: Path) -> float:
 
 
 def _modules(encoder: TorchEncoder, folder: Path) -> list[Module]:
-    """Returns the tower of one encoder: transformer, pooling, and its projection and cut as one dense layer."""
+    """Returns the tower of one encoder: transformer, pooling, and its projection and cut as one dense layer or two."""
     spec, width = encoder.spec, encoder.backbone.config.hidden_size
     encoder.backbone.save_pretrained(folder, save_original_format=False)
     (folder / TOKENIZER_FILE).write_text(encoder.tokenizer_json, encoding="utf-8")
@@ -66,10 +66,18 @@ def _modules(encoder: TorchEncoder, folder: Path) -> list[Module]:
     on_top = encoder.projection
     if on_top is not None or spec.dim != width:
         weight = torch.eye(width) if on_top is None else on_top.weight.detach().float()
+        if on_top is not None and on_top.hidden is not None:
+            # sentence-transformers' modules follow one another, so the pooled vector x goes through the hidden layer,
+            # too: x = relu(x) - relu(-x).
+            units, own = on_top.hidden, torch.eye(width)
+            rows = torch.cat([own, -own, units.weight.detach().float()])
+            shift = torch.cat([torch.zeros(2 * width), units.bias.detach().float()])
+            modules.append(Dense(width, len(rows), True, nn.ReLU(), init_weight=rows, init_bias=shift))
+            weight = torch.cat([weight[:, :width], -weight[:, :width], weight[:, width:]], dim=1)
         bias = None if on_top is None or on_top.bias is None else on_top.bias.detach().float()[: spec.dim].clone()
         activation = nn.Tanh() if on_top is not None and on_top.tanh else nn.Identity()
         cut = weight[: spec.dim].clone()  # a slice would be saved with its whole storage, which safetensors refuses
-        modules.append(Dense(width, spec.dim, bias is not None, activation, init_weight=cut, init_bias=bias))
+        modules.append(Dense(cut.shape[1], spec.dim, bias is not None, activation, init_weight=cut, init_bias=bias))
     return modules
 
 

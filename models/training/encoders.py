@@ -209,8 +209,7 @@ class EncoderStore:
         assert encoder.projection is not None
         columns = encoder.projection.weight.detach().numpy()[: encoder.spec.dim]
         matrix = joined.basis(columns, np.load(self.moments), self.recipe.dim)
-        encoder.projection = Projection(columns.shape[1], matrix.shape[1])
-        encoder.projection.load_state_dict({"weight": torch.from_numpy(matrix.T @ columns)})
+        encoder.projection.weight = nn.Parameter(torch.from_numpy(matrix.T @ columns))
         encoder.spec = encoder.spec.model_copy(update={"native_dim": matrix.shape[1], "dim": matrix.shape[1]})
         _save(encoder, folder)
         return matrix
@@ -245,11 +244,17 @@ class EncoderStore:
             encoder = TorchGenerator.load(folder, config.max_length, dtype=dtype)
         elif not self.has_new_projection(name):
             encoder = TorchEncoder.load(folder, self.spec(name), dtype=dtype)
+            own = encoder.projection.hidden_units if encoder.projection is not None else 0
+            if config.hidden not in (0, own):
+                raise BadEncoder(
+                    f"encoders.{name}.hidden: the projection in {folder} has {own} hidden units, not {config.hidden}; "
+                    f"remove {PROJECTION_FILE} there to begin a new one, or leave hidden out"
+                )
         else:
             spec = self.spec(name)
             width = read_config(folder).hidden_size
             bare = TorchEncoder.load(folder, spec.model_copy(update={"native_dim": width}), dtype=dtype)
-            projection = Projection(width, spec.native_dim, dtype=dtype)
+            projection = Projection(width, spec.native_dim, hidden=config.hidden, dtype=dtype)
             encoder = TorchEncoder(bare.backbone, spec, bare.tokenizer_json, projection)
         if config.layers is not None:
             keep_layers(encoder.backbone, config.layers)

@@ -84,7 +84,8 @@ def cost_of(recipe: Recipe, name: str) -> Cost | None:
         return None
     backbone = bare_model(shape)
     whole = trained = sum(weight.numel() for weight in backbone.parameters())
-    projected = shape.hidden_size * (config.projection or 0)
+    features = shape.hidden_size + config.hidden
+    projected = features * (config.projection or 0) + (shape.hidden_size + 1) * config.hidden
     vocabulary = sum(m.weight.numel() for m in backbone.modules() if isinstance(m, nn.Embedding))
     if config.lora is not None:
         targets = config.lora.targets

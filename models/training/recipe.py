@@ -93,6 +93,9 @@ class Encoder(Section):
     projection: Positive | None = None
     """Dimensions of a trained matrix on top. It starts as the best linear map onto the teacher's vectors, if a stage
     has them (`loss.mse`)."""
+    hidden: Count = 0
+    """Units beside the pooled vector that a new projection reads, too, so that vectors have more directions than the
+    last layer has numbers."""
     lora: Lora | None = None
     bits: Literal[8] | None = None
     """The base's linear layers in 8 bits; only with `lora`."""
@@ -108,6 +111,8 @@ class Encoder(Section):
             raise ValueError("give one of start, copy_of and fresh")
         if self.instruction is not None and self.query_instruction is not None:
             raise ValueError("give either instruction or query_instruction")
+        if self.hidden and self.projection is None:
+            raise ValueError("hidden is a part of a projection: give that, too")
         if self.bits is not None and self.lora is None:
             raise ValueError("bits is for the base under lora")
         return self

@@ -89,7 +89,10 @@ def check(recipe: Recipe) -> None:
     for name, stage in stages.items():
         _check_stage(recipe, f"stages.{name}", stage, known)
     for name in recipe.folded:
-        if name in known and recipe.dim > (most := min(recipe.dim_of(name), known[name].hidden_size)):
+        if name not in known:
+            continue
+        most = min(recipe.dim_of(name), known[name].hidden_size + recipe.encoders[name].hidden)
+        if recipe.dim > most:
             there = f"encoders.{name}: with joined documents it has at most {most} dimensions, the recipe {recipe.dim}"
             raise BadEncoder(f"{there}; set the recipe's dim to at most {most}")
 
@@ -152,7 +155,11 @@ def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, 
     teacher = stage.loss.teacher if stage.loss.needs_targets else None
     readers = [*sides, *([teacher] if teacher not in (None, "start") else [])]
     joined = [recipe.dim_of(name) for name in readers if recipe.encoders[name].beside is not None]
-    wanted, whose = (joined[0], "the joined encoders'") if joined else (recipe.dim, "the recipe's")
+    wanted, whose = recipe.dim, "the recipe's"
+    if joined:
+        wanted, whose = joined[0], "the joined encoders'"
+    elif recipe.folded:  # the recipe's are those in which the pair is written in the end
+        wanted, whose = recipe.dim_of(stage.query), f"encoders.{stage.query}'s"
     for name in readers:
         if (dim := recipe.dim_of(name)) != wanted:
             raise BadData(f"{where}: encoders.{name}.dim is {dim}; a contrast stage needs {whose} {wanted}")

@@ -122,8 +122,9 @@ class Reader:
         ranks.wait()
 
 
+@torch.no_grad()
 def fit_projection(reader: Reader, table: TokenTable, targets: Kept | Tensor) -> None:
-    """Sets an encoder's projection to the linear map of its pooled vectors that comes closest to these targets.
+    """Sets an encoder's projection to the linear map of its features that comes closest to these targets.
 
     Dimensions that the targets do not have stay as they are.
     """
@@ -134,15 +135,14 @@ def fit_projection(reader: Reader, table: TokenTable, targets: Kept | Tensor) ->
     width, dim = projection.in_features, targets.shape[1]
     products = torch.zeros(width, width + dim, dtype=torch.float64, device=ranks.device)
     for chunk in table.chunks(some, reader.tokens):
-        pooled = nn.functional.normalize(reader.pooled(table, some[chunk]), dim=-1)
-        both = torch.cat([pooled, take(targets, some[chunk], ranks.device)], dim=1)
-        products += pooled.double().T @ both.double()
+        features = nn.functional.normalize(projection.features(reader.pooled(table, some[chunk])), dim=-1)
+        both = torch.cat([features, take(targets, some[chunk], ranks.device)], dim=1)
+        products += features.double().T @ both.double()
     own, shared = products[:, :width], products[:, width:]
     ridge = RIDGE * own.diagonal().mean() * torch.eye(width, dtype=torch.float64, device=ranks.device)
-    with torch.no_grad():
-        # Each rank computes all of it; equal weights matter more than the last digit.
-        found = torch.linalg.solve(own + ridge, shared).T.to(projection.weight)
-        projection.weight[:dim].copy_(ranks.sum(found if ranks.is_first else torch.zeros_like(found)))
+    # Each rank computes all of it; equal weights matter more than the last digit.
+    found = torch.linalg.solve(own + ridge, shared).T.to(projection.weight)
+    projection.weight[:dim].copy_(ranks.sum(found if ranks.is_first else torch.zeros_like(found)))
     encoder.projection = projection
 
 

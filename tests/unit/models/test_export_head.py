@@ -79,9 +79,10 @@ def test_the_head_equals_that_of_torch(pooling: Pooling, mask: np.ndarray, norma
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tanh", [False, True])
-def test_a_projection_comes_before_truncation(bias: bool, tanh: bool) -> None:
+@pytest.mark.parametrize("hidden", [0, 40])
+def test_a_projection_comes_before_truncation(bias: bool, tanh: bool, hidden: int) -> None:
     torch.manual_seed(1)
-    projection = Projection(WIDTH, 96, bias=bias, tanh=tanh)
+    projection = Projection(WIDTH, 96, hidden=hidden, bias=bias, tanh=tanh)
     spec = tiny_spec("bert").model_copy(update={"native_dim": 96, "dim": 70})
     model = table_backbone()
     append_head(model, spec, projection)

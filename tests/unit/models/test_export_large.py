@@ -73,7 +73,7 @@ def test_quantised_blocks_are_near_their_weights_and_padded() -> None:
 def test_dense_layers_and_pooling_are_part_of_the_graph(tmp_path: Path) -> None:
     plain = tiny_encoder("bert")
     torch.manual_seed(1)
-    projection = Projection(WIDTH, 24, bias=True, tanh=True)
+    projection = Projection(WIDTH, 24, hidden=20, bias=True, tanh=True)
     spec = plain.spec.model_copy(update={"native_dim": 24, "dim": 24, "pooling": Pooling.MEAN})
     encoder = TorchEncoder(plain.backbone, spec, plain.tokenizer_json, projection).eval()
     encoder.save(tmp_path / "trained")

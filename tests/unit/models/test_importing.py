@@ -85,12 +85,30 @@ def test_a_dense_layer_may_end_in_tanh_only_if_it_is_the_last(tmp_path: Path) ->
     (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
     assert made.worst > 0.9999
     sentence_folder(tmp_path / "two", dense(WIDTH, 48, torch.nn.Tanh()), dense(48, 48, torch.nn.Identity()))
-    with pytest.raises(BadEncoder, match="two dense layers with tanh between"):
+    with pytest.raises(BadEncoder, match="dense layers with Tanh, Identity are not supported, only linear ones, with"):
         import_encoder(str(tmp_path / "two/model"), tmp_path / "other", Given())
     sentence_folder(tmp_path / "gelu", dense(WIDTH, 48, torch.nn.GELU()))
     with pytest.raises(BadEncoder, match="a dense layer with GELU is not supported"):
         import_encoder(str(tmp_path / "gelu/model"), tmp_path / "other", Given())
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("last", [torch.nn.Identity(), torch.nn.Tanh()], ids=["identity", "tanh"])
+def test_dense_layers_with_relu_between_are_imported(last: torch.nn.Module, tmp_path: Path) -> None:
+    first = dense(WIDTH, 50, torch.nn.Identity()), dense(50, 90, torch.nn.ReLU(), bias=False)
+    model = sentence_folder(tmp_path, *first, dense(90, 80, last))
+    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+    assert made.spec.native_dim == 80
+    found = TorchEncoder.load(tmp_path / "out").encode(TEXTS, Side.QUERY)
+    np.testing.assert_allclose(found, model.encode_query(TEXTS, normalize_embeddings=True), atol=2e-5)
+
+
+def test_relu_at_the_end_or_twice_is_refused(tmp_path: Path) -> None:
+    relu = [dense(WIDTH, WIDTH, torch.nn.ReLU()) for _ in range(2)]
+    for name, layers in (("end", relu[:1]), ("twice", [*relu, dense(WIDTH, 48, torch.nn.Identity())])):
+        sentence_folder(tmp_path / name, *layers)
+        with pytest.raises(BadEncoder, match="only linear ones, with ReLU behind one that is not the last"):
+            import_encoder(str(tmp_path / name / "model"), tmp_path / "other", Given())
 
 
 def test_a_router_becomes_two_encoders_of_one_space(tmp_path: Path) -> None:
@@ -114,8 +132,11 @@ def test_a_router_becomes_two_encoders_of_one_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_pair_is_written_as_a_router_and_read_back(pooling: OurPooling, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hidden", [0, 30])
+def test_a_pair_is_written_as_a_router_and_read_back(pooling: OurPooling, hidden: int, tmp_path: Path) -> None:
     query = tiny_encoder("bert", pooling, dim=32)
+    if hidden:
+        query.projection = Projection(WIDTH, WIDTH, hidden=hidden, bias=True)
     document = tiny_encoder("qwen3", OurPooling.EOS, dim=32, seed=1)
     projected = Projection(WIDTH, WIDTH, bias=True, tanh=True)
     whole = TorchEncoder(document.backbone, document.spec, document.tokenizer_json, projected).eval()

@@ -144,16 +144,29 @@ def test_a_copy_with_fewer_layers_starts_from_the_current_weights(tmp_path: Path
     torch.testing.assert_close(encoded(again), encoded(copy))
 
 
-def test_a_projection_is_trained_saved_and_loaded(tmp_path: Path, toy_recipe: Make) -> None:
-    own = open_store(toy_recipe(), tmp_path, projection=96)
+@pytest.mark.parametrize("hidden", [0, 50])
+def test_a_projection_is_trained_saved_and_loaded(tmp_path: Path, toy_recipe: Make, hidden: int) -> None:
+    own = open_store(toy_recipe(), tmp_path, projection=96, hidden=hidden)
     encoder = own.open("document", trained=True)
     assert "projection.weight" in trained_weights(encoder)
+    assert ("projection.hidden.weight" in trained_weights(encoder)) == (hidden > 0)
     assert encoder.spec.native_dim == 96
     own.keep("document", encoder, tmp_path / "kept")
     torch.testing.assert_close(encoded(TorchEncoder.load(tmp_path / "kept")), encoded(encoder))
     torch.testing.assert_close(encoded(own.open("document", trained=False)), encoded(encoder))
     packed = PackedEncoder.load(tmp_path / "kept", device="cpu").encode(DOCUMENTS, Side.DOCUMENT)
     torch.testing.assert_close(torch.from_numpy(packed), encoded(encoder), atol=1e-5, rtol=1e-5)
+
+
+def test_hidden_units_are_those_of_the_projection_that_is_there(tmp_path: Path, toy_recipe: Make) -> None:
+    own = open_store(toy_recipe(), tmp_path, projection=96, hidden=50)
+    own.keep("document", own.open("document", trained=True), tmp_path / "kept")
+    for hidden in (0, 50):
+        again = open_store(toy_recipe(), tmp_path, projection=96, hidden=hidden, start=str(tmp_path / "kept"))
+        assert "projection.hidden.weight" in trained_weights(again.open("document", trained=True))
+    other = open_store(toy_recipe(), tmp_path, projection=96, hidden=20, start=str(tmp_path / "kept"))
+    with pytest.raises(BadEncoder, match=r"has 50 hidden units, not 20; remove projection\.safetensors there"):
+        other.open("document", trained=True)
 
 
 def test_fingerprints_distinguish_encoders(tmp_path: Path, toy_recipe: Make) -> None:

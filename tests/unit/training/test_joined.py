@@ -129,11 +129,20 @@ def test_a_share_without_a_meaning_is_refused(recipe: Recipe, tmp_path: Path, op
         open_encoder(f"{tmp_path / 'joined/beside'},precision=fp32,share=0.5")
 
 
-def test_a_trained_pair_is_written_in_fewer_dimensions_with_the_same_rankings(recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hidden", [0, 32])
+def test_a_trained_pair_is_written_in_fewer_dimensions_with_the_same_rankings(
+    recipe: Recipe, tmp_path: Path, hidden: int
+) -> None:
+    dim = 64 + hidden  # as many directions as the features of a query have numbers
+    values = recipe.model_dump(mode="json") | {"dim": dim}
+    values["encoders"]["query"]["hidden"] = hidden
+    for name in ("document", "small", "joined"):
+        values["encoders"][name]["dim"] = 64
+    recipe = Recipe.model_validate(values)
     folders = {folder.name: folder for folder in train(recipe, tmp_path / "run", ONE)}
     trained, query = TorchEncoder.load(tmp_path / "run/tune/query"), TorchEncoder.load(folders["query"])
     document = open_packed(folders["joined"], device="cpu", precision=Precision.FP32)
-    assert (trained.spec.dim, query.spec.dim, document.spec.dim) == (128, 64, 64)
+    assert (trained.spec.dim, query.spec.dim, document.spec.dim) == (128, dim, dim)
     wide = np.asarray(read_once("joined", TEXTS, EncoderStore(recipe, tmp_path / "run", ONE), tmp_path / "run/tune"))
     vectors = document.encode(DOCUMENTS, Side.DOCUMENT)
     weight = load_file(folders["joined"] / JOIN_FILE)["weight"]
@@ -145,12 +154,14 @@ def test_a_trained_pair_is_written_in_fewer_dimensions_with_the_same_rankings(re
     assert (folders["query"] / SPEC_FILE).stat().st_mtime_ns == written
 
 
-def test_a_projection_is_fitted_to_its_targets() -> None:
+@pytest.mark.parametrize("hidden", [0, 16])
+def test_a_projection_is_fitted_to_its_targets(hidden: int) -> None:
     plain = toy_encoder("bert").eval()
     width = plain.spec.native_dim
     wanted = torch.from_numpy(plain.encode(DOCUMENTS, Side.DOCUMENT))
     turn = torch.linalg.qr(torch.randn(wanted.shape[1], wanted.shape[1]))[0]
-    encoder = TorchEncoder(plain.backbone, plain.spec, plain.tokenizer_json, Projection(width, width)).eval()
+    projection = Projection(width, width, hidden=hidden)
+    encoder = TorchEncoder(plain.backbone, plain.spec, plain.tokenizer_json, projection).eval()
     table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, ONE)
     reader = Reader(encoder, ONE, tokens=60, precision="fp32")
     before = (torch.from_numpy(reader.all(table)) * (wanted @ turn)).sum(dim=1)
