@@ -213,15 +213,25 @@ class DenseLayer(NamedTuple):
     folder: Path
     width: int
     dim: int
+    has_bias: bool
     activation: str
 
     def tensors(self) -> dict[str, Any]:
+        """Returns `weight` and, if the layer has one, `bias`."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         path = self.folder / "model.safetensors"
         if not path.is_file():
             raise BadEncoder(f"{path} is missing; fetch the whole checkpoint, with safetensors weights")
-        return load_file(path)
+        try:
+            found = {name.removeprefix("linear."): tensor for name, tensor in load_file(path).items()}
+        except SafetensorError as error:
+            raise BadEncoder(f"{path} is damaged; fetch it again") from error
+        shapes = {"weight": (self.dim, self.width)} | ({"bias": (self.dim,)} if self.has_bias else {})
+        if {name: tuple(tensor.shape) for name, tensor in found.items()} != shapes:
+            raise BadEncoder(f"{path}: not the weights of {CONFIG_FILE} beside it; fetch the checkpoint again")
+        return found
 
 
 class SentenceModule(NamedTuple):
@@ -257,7 +267,10 @@ def dense_layers(folder: Path) -> list[DenseLayer]:
         activation = str(stated.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
         if activation not in ("Identity", "ReLU", "Tanh") or stated.get("use_residual"):
             raise BadEncoder(f"{place}: a dense layer with {activation} is not supported, only Identity, ReLU and Tanh")
-        layers.append(DenseLayer(place, stated["in_features"], stated["out_features"], activation))
+        width, dim = stated.get("in_features"), stated.get("out_features")
+        if not isinstance(width, int) or not isinstance(dim, int):
+            raise BadEncoder(f"{place / CONFIG_FILE} lacks in_features or out_features; fetch the checkpoint again")
+        layers.append(DenseLayer(place, width, dim, bool(stated.get("bias", True)), activation))
     return layers
 
 

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from models.encoder.folder import (
     CONFIG_FILE,
     DECODERS,
+    DenseLayer,
     check_length,
     dense_layers,
     looks_back_only,
@@ -202,44 +203,52 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 def _load_projection(folder: Path, width: int, dtype: torch.dtype) -> Projection | None:
     path = folder / PROJECTION_FILE
     if not path.is_file():
-        return read_dense_layers(folder, dtype) if not (folder / SPEC_FILE).is_file() else None
+        return read_dense_layers(folder, width, dtype) if not (folder / SPEC_FILE).is_file() else None
     projection = Projection.load(path, dtype)
     if projection.width != width:
         raise BadEncoder(f"{path}: made for vectors of {projection.width} dimensions, the backbone's have {width}")
     return projection
 
 
-def read_dense_layers(folder: Path, dtype: torch.dtype) -> Projection | None:
+def read_dense_layers(folder: Path, width: int, dtype: torch.dtype) -> Projection | None:
     """Reads the Dense modules of a sentence-transformers folder as one layer, with hidden units if one ends in ReLU.
 
-    Layers without an activation between them are one linear function, so their matrices are multiplied.
+    `width` is that of the pooled vectors.
     """
-    weight = bias = hidden = None
     layers = dense_layers(folder)
-    for place, layer in enumerate(layers, start=1):
-        if layer.activation == ("Tanh" if place < len(layers) else "ReLU") or (hidden and layer.activation == "ReLU"):
-            raise BadEncoder(
-                f"{folder}: dense layers with {', '.join(each.activation for each in layers)} are not supported, only "
-                "linear ones, with ReLU behind one that is not the last, and with Tanh behind the last"
-            )
-        tensors = {name.removeprefix("linear."): value.double() for name, value in layer.tensors().items()}
-        own, shift = tensors["weight"], tensors.get("bias")
-        if bias is not None:
-            shift = own @ bias if shift is None else own @ bias + shift
-        weight, bias = own if weight is None else own @ weight, shift
-        if layer.activation == "ReLU":
-            hidden, weight, bias = (weight, torch.zeros(len(weight)) if bias is None else bias), None, None
-    if weight is None:
+    if not layers:
         return None
-    tensors = {"weight": weight} | ({} if bias is None else {"bias": bias})
-    width = layers[0].width
-    if hidden is not None:  # which alone are read, not the pooled vector
-        tensors["weight"] = torch.cat([weight.new_zeros(len(weight), width), weight], dim=1)
-        tensors |= {"hidden.weight": hidden[0], "hidden.bias": hidden[1]}
-    units, tanh = 0 if hidden is None else len(hidden[1]), layers[-1].activation == "Tanh"
-    projection = Projection(width, len(weight), hidden=units, bias=bias is not None, tanh=tanh, dtype=dtype)
+    if (takes := [layer.width for layer in layers]) != (gets := [width, *(layer.dim for layer in layers[:-1])]):
+        raise BadEncoder(f"{folder}: its dense layers take vectors of {takes} dimensions and get those of {gets}")
+    *inner, last = activations = [layer.activation for layer in layers]
+    if "Tanh" in inner or inner.count("ReLU") > 1 or last == "ReLU":
+        raise BadEncoder(
+            f"{folder}: dense layers with {', '.join(activations)} are not supported, only linear ones, with ReLU "
+            "behind one that is not the last, and with Tanh behind the last"
+        )
+    place = inner.index("ReLU") + 1 if "ReLU" in inner else 0
+    tensors, first = _multiplied(layers[place:]), _multiplied(layers[:place])
+    biased, units = "bias" in tensors, 0
+    if first:  # the units alone are read, not the pooled vector beside them
+        units = len(first["weight"])
+        tensors["weight"] = functional.pad(tensors["weight"], (width, 0))
+        tensors |= {"hidden.weight": first["weight"], "hidden.bias": first.get("bias", torch.zeros(units))}
+    projection = Projection(width, layers[-1].dim, hidden=units, bias=biased, tanh=last == "Tanh", dtype=dtype)
     projection.load_state_dict(tensors)
     return projection
+
+
+def _multiplied(layers: Sequence[DenseLayer]) -> dict[str, Tensor]:
+    """Returns weight and bias of layers as one: without an activation between them they are one linear function."""
+    whole: dict[str, Tensor] = {}
+    for layer in layers:
+        own = {name: value.double() for name, value in layer.tensors().items()}
+        if "bias" in whole:
+            own["bias"] = own["weight"] @ whole["bias"] + own.get("bias", 0)
+        if whole:
+            own["weight"] = own["weight"] @ whole["weight"]
+        whole = own
+    return whole
 
 
 def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, strict: bool) -> PreTrainedModel:

@@ -107,8 +107,41 @@ def test_relu_at_the_end_or_twice_is_refused(tmp_path: Path) -> None:
     relu = [dense(WIDTH, WIDTH, torch.nn.ReLU()) for _ in range(2)]
     for name, layers in (("end", relu[:1]), ("twice", [*relu, dense(WIDTH, 48, torch.nn.Identity())])):
         sentence_folder(tmp_path / name, *layers)
-        with pytest.raises(BadEncoder, match="only linear ones, with ReLU behind one that is not the last"):
+        with pytest.raises(BadEncoder, match="only linear ones, with ReLU behind one"):
             import_encoder(str(tmp_path / name / "model"), tmp_path / "other", Given())
+
+
+@pytest.mark.parametrize(
+    ("place", "facts", "tensors", "reason"),
+    [
+        (
+            0,
+            {"in_features": 50},
+            {},
+            r"take vectors of \[50, 90\] dimensions and get those of \[64, 90\]",
+        ),
+        (1, {"in_features": 80}, {}, r"take vectors of \[64, 80\] dimensions and get those of \[64, 90\]"),
+        (0, {"in_features": "64"}, {}, "lacks in_features or out_features"),
+        (1, {"out_features": 70}, {}, r"not the weights of config\.json beside it"),
+        (1, {}, {"linear.bias": np.zeros(3, np.float32)}, r"not the weights of config\.json beside it"),
+        (0, {"bias": False}, {}, r"not the weights of config\.json beside it"),
+        (0, {}, None, r"model\.safetensors is damaged"),
+    ],
+)
+def test_dense_layers_that_do_not_fit_are_refused(
+    place: int, facts: dict[str, object], tensors: dict[str, np.ndarray] | None, reason: str, tmp_path: Path
+) -> None:
+    sentence_folder(tmp_path, dense(WIDTH, 90, torch.nn.ReLU()), dense(90, 48, torch.nn.Identity()))
+    layer = sorted((tmp_path / "model").glob("*Dense"))[place]
+    config, weights = layer / "config.json", layer / "model.safetensors"
+    config.write_text(json.dumps(json.loads(config.read_text()) | facts))
+    if tensors is None:
+        weights.write_bytes(b"{}")
+    else:
+        save_file(load_file(weights) | tensors, weights)
+    with pytest.raises(BadEncoder, match=reason):
+        import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_router_becomes_two_encoders_of_one_space(tmp_path: Path) -> None:
