@@ -62,7 +62,11 @@ def prepare(model: ModelProto, samples: Sequence[Tokens]) -> None:
     products = _products(graph)
     peaks = _peaks(model, list(products), samples) if products else {}
     for activation, nodes in products.items():
-        if graph.makes(activation, "Gelu") is None:
+        if graph.makes(activation, "Concat") is not None:
+            # Hidden units beside the pooled vector: large parts cancel, and int8 was seen to ruin what is left.
+            for node in nodes:
+                node.name += FEW
+        elif graph.makes(activation, "Gelu") is None:
             _smooth(graph, activation, nodes, peaks[activation])
         else:
             _set_apart(graph, activation, nodes, peaks[activation])

@@ -13,13 +13,14 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from models.encoder.spec import Variant
 from models.encoder.tokenizer import Tokenizer, Tokens, pad
+from models.encoder.torch import Projection
 from models.errors import ExportError
 from models.export import int8
 from models.export.backbone import append_head, export_backbone
 from models.export.fusions import slim
 from models.export.parity import CALIBRATION_TEXTS, CHECK_TEXTS
 from models.export.pipeline import export
-from tests.support.tiny_models import tiny_encoder, tiny_tokenizer
+from tests.support.tiny_models import WIDTH, tiny_encoder, tiny_tokenizer
 
 BATCH = tiny_encoder("bert").tokenizer.batch(CHECK_TEXTS)
 
@@ -137,6 +138,30 @@ def test_channels_of_like_size_stay_together(whole: ModelProto) -> None:
     slim_model.CopyFrom(whole)
     slim(slim_model, tiny_encoder("bert").backbone.config)
     assert not any(node.name.endswith(int8.FEW) for node in prepared(slim_model, samples()).graph.node)
+
+
+def test_what_reads_hidden_units_stays_in_float(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fitted projection makes large parts of the pooled vector and of the hidden units, which cancel."""
+    encoder, own = tiny_encoder("bert"), torch.eye(WIDTH)
+    projection = Projection(WIDTH, WIDTH, hidden=2 * WIDTH)
+    assert projection.hidden is not None
+    with torch.no_grad():
+        projection.hidden.weight.copy_(torch.cat([own, -own]))  # x = relu(x) - relu(-x)
+        projection.hidden.bias.zero_()
+        torch.manual_seed(0)
+        much = 3 * torch.randn(WIDTH, WIDTH)
+        projection.weight.copy_(torch.cat([own + much, -much, much], dim=1))
+    export_backbone(encoder.backbone, tmp_path / "backbone.onnx")
+    model = onnx.load(tmp_path / "backbone.onnx")
+    append_head(model, encoder.spec, projection)
+    apart = 1 - cosine(quantized(prepared(model, samples()), tmp_path), model)
+    makes = int8._Graph.makes
+    monkeypatch.setattr(
+        int8._Graph, "makes", lambda graph, name, kind: None if kind == "Concat" else makes(graph, name, kind)
+    )
+    together = 1 - cosine(quantized(prepared(model, samples()), tmp_path), model)
+    assert apart < 0.02
+    assert apart < together / 2
 
 
 def test_every_weight_becomes_int8(whole: ModelProto, tmp_path: Path) -> None:
