@@ -58,7 +58,10 @@ _SENTENCE = re.compile(
 
 
 def members_within(name: str, data: bytes, damaged: list[str], depth: int = 2) -> Iterator[tuple[str, bytes]]:
-    """A file; in place of a packed one the files in it, as `archive.zip/name`. `damaged` gets the names of such."""
+    """Yields the file, or in place of a packed one the files in it, as `archive.zip/name`.
+
+    The names of packed files that cannot be read are added to `damaged`.
+    """
     try:
         if depth and name.endswith((".zip", ".xpi")):
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -71,7 +74,8 @@ def members_within(name: str, data: bytes, damaged: list[str], depth: int = 2) -
         else:
             yield name, data
     except (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError):
-        damaged.append(name)  # or packed in a way that zipfile does not know
+        # zipfile raises NotImplementedError for an archive that is sound, but packed in a way that it cannot unpack.
+        damaged.append(name)
 
 
 def passages(name: str, data: bytes, fields: Sequence[str] = (), prefix: str = "") -> Iterator[str]:
