@@ -6,6 +6,7 @@ shapes.toml has the public configurations of published checkpoints. A folder's o
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,8 @@ def check(recipe: Recipe) -> None:
     for name, stage in stages.items():
         _check_stage(recipe, f"stages.{name}", stage, known)
     for name in recipe.folded:
-        if name not in known:
-            continue
-        most = min(recipe.dim_of(name), known[name].hidden_size + recipe.encoders[name].hidden)
-        if recipe.dim > most:
-            there = f"encoders.{name}: with joined documents it has at most {most} dimensions, the recipe {recipe.dim}"
-            raise BadEncoder(f"{there}; set the recipe's dim to at most {most}")
+        if name in known:
+            _check_folded(recipe, name, known[name])
 
 
 def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
@@ -116,6 +113,14 @@ def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
     if longest >= config.max_length // 2:
         raise BadEncoder(f"{where}: an instruction of about {longest} tokens leaves little of {config.max_length}")
     _check_targets(where, config, shape)
+
+
+def _check_folded(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
+    """Refuses more dimensions than the vectors of a query encoder with joined documents have directions."""
+    most = min(recipe.dim_of(name), shape.hidden_size + recipe.encoders[name].hidden)
+    if recipe.dim > most:
+        there = f"encoders.{name}: with joined documents it has at most {most} dimensions, the recipe {recipe.dim}"
+        raise BadEncoder(f"{there}; set the recipe's dim to at most {most}")
 
 
 def _check_targets(where: str, config: Encoder, shape: PretrainedConfig) -> None:
@@ -154,12 +159,7 @@ def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, 
         return
     teacher = stage.loss.teacher if stage.loss.needs_targets else None
     readers = [*sides, *([teacher] if teacher not in (None, "start") else [])]
-    joined = [recipe.dim_of(name) for name in readers if recipe.encoders[name].beside is not None]
-    wanted, whose = recipe.dim, "the recipe's"
-    if joined:
-        wanted, whose = joined[0], "the joined encoders'"
-    elif recipe.folded:  # the recipe's are those in which the pair is written in the end
-        wanted, whose = recipe.dim_of(stage.query), f"encoders.{stage.query}'s"
+    wanted, whose = _compared_dim(recipe, stage, readers)
     for name in readers:
         if (dim := recipe.dim_of(name)) != wanted:
             raise BadData(f"{where}: encoders.{name}.dim is {dim}; a contrast stage needs {whose} {wanted}")
@@ -171,3 +171,13 @@ def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, 
     for dim in stage.loss.dims:
         if widths and dim > min(widths):
             raise BadData(f"loss.dims: {dim} is more than the {min(widths)} dimensions that both sides have")
+
+
+def _compared_dim(recipe: Recipe, stage: Contrast, readers: Sequence[str]) -> tuple[int, str]:
+    """Returns in how many dimensions a stage compares its readers' vectors, and whose these are."""
+    joined = [name for name in readers if recipe.encoders[name].beside is not None]
+    if joined:
+        return recipe.dim_of(joined[0]), "the joined encoders'"
+    if recipe.folded:  # the recipe's dim is that of the pair as it is written at the end of the run
+        return recipe.dim_of(stage.query), f"encoders.{stage.query}'s"
+    return recipe.dim, "the recipe's"
