@@ -209,7 +209,8 @@ class EncoderStore:
         assert encoder.projection is not None
         columns = encoder.projection.weight.detach().numpy()[: encoder.spec.dim]
         matrix = joined.basis(columns, np.load(self.moments), self.recipe.dim)
-        encoder.projection.weight = nn.Parameter(torch.from_numpy(matrix.T @ columns))
+        weight = torch.from_numpy(matrix.T @ columns)
+        encoder.projection.weight, encoder.projection.out_features = nn.Parameter(weight), len(weight)
         encoder.spec = encoder.spec.model_copy(update={"native_dim": matrix.shape[1], "dim": matrix.shape[1]})
         _save(encoder, folder)
         return matrix

@@ -154,6 +154,31 @@ def test_a_trained_pair_is_written_in_fewer_dimensions_with_the_same_rankings(
     assert (folders["query"] / SPEC_FILE).stat().st_mtime_ns == written
 
 
+@pytest.mark.parametrize("hidden", [0, 32])
+def test_a_folded_encoder_is_the_one_that_its_folder_holds(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: int
+) -> None:
+    values = recipe.model_dump(mode="json")
+    values["encoders"]["query"]["hidden"] = hidden
+    store = EncoderStore(Recipe.model_validate(values), tmp_path / "run", ONE)
+    read_once("joined", TEXTS, store, tmp_path)
+    store.keep("query", store.open("query", trained=True), tmp_path / "query")
+    folded: list[TorchEncoder] = []
+    save = TorchEncoder.save
+
+    def record(encoder: TorchEncoder, folder: Path) -> None:
+        folded.append(encoder)
+        save(encoder, folder)
+
+    monkeypatch.setattr(TorchEncoder, "save", record)
+    store.fold("query", tmp_path / "folded")
+    opened = TorchEncoder.load(tmp_path / "folded")
+    for encoder in (*folded, opened):
+        assert encoder.projection is not None
+        assert (encoder.projection.out_features, encoder.projection.hidden_units) == (64, hidden)
+    np.testing.assert_array_equal(folded[0].encode(DOCUMENTS, Side.QUERY), opened.encode(DOCUMENTS, Side.QUERY))
+
+
 @pytest.mark.parametrize("hidden", [0, 16])
 def test_a_projection_is_fitted_to_its_targets(hidden: int) -> None:
     plain = toy_encoder("bert").eval()
