@@ -91,11 +91,11 @@ class Encoder(Section):
     document_instruction: str | None = None
     """Default: what the start's own files say; "" for none."""
     projection: Positive | None = None
-    """Dimensions of a trained matrix on top. It starts as the best linear map onto the teacher's vectors, if a stage
-    has them (`loss.mse`)."""
+    """Number of outputs of a trained linear layer behind pooling. A new one starts as the best linear map onto the
+    teacher's vectors, if a stage has them (`loss.mse` or `loss.align`)."""
     hidden: Count = 0
-    """Units beside the pooled vector that a new projection reads, too, so that vectors have more directions than the
-    last layer has numbers."""
+    """Number of ReLU units between the pooled vector and a new projection, which reads both. Vectors can then have
+    more directions than the pooled vector has numbers."""
     lora: Lora | None = None
     bits: Literal[8] | None = None
     """The base's linear layers in 8 bits; only with `lora`."""
