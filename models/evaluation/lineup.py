@@ -62,11 +62,10 @@ class Wanted:
             raise CareError("--fresh: only a --pair has another encoder for fresh documents; give one")
         if self.weights and not (self.hybrid and Fusion.SCORES in self.fusions):
             raise CareError("--weight: only hybrids by --fusion scores have one; leave it out")
-        mains = {"rerank": ("--reranker", self.rerankers), "hyde": ("--hyde", self.hyde)}
-        for field in fields(self):
-            main, given = mains.get(field.name.partition("_")[0], ("", True))
-            if not given and getattr(self, field.name) != field.default:
-                raise CareError(f"--{field.name.replace('_', '-')} has no effect without {main}; give that, too")
+        for main, given, prefix in (("--reranker", self.rerankers, "rerank_"), ("--hyde", self.hyde, "hyde_")):
+            for field in fields(self):
+                if not given and field.name.startswith(prefix) and getattr(self, field.name) != field.default:
+                    raise CareError(f"--{field.name.replace('_', '-')} has no effect without {main}; give that, too")
 
     def weights_of(self, fusion: Fusion) -> Sequence[float | None]:
         """Returns the dense side's shares to try in a fusion."""
