@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +13,10 @@ import orjson
 from numpy.typing import NDArray
 
 from indexer.store.documents import StoredDocument
-from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, Mode, fuse, query_weight
-from models.lexical import Postings, Ranking, query_terms
-from service.engine.jobs import Evidence, Found, Options
-from service.engine.ranking import documents_wanted, group
+from models.fusion import Mode
+from models.lexical import query_terms
+from service.engine.jobs import Found, Options
+from service.search.evidence import Account, account_for, divide_words
 from service.search.request import HydeStatus, Part
 from service.serving.serving import Serving, count_values
 
@@ -39,8 +38,6 @@ _SMALL_WORDS = frozenset(
     ["to", "of", "in", "on", "for", "and", "or", "with", "my", "it", "be", "at", "by", "from", "as"]
 )
 
-Placing = tuple[int, float]
-"""Rank, from 1, and score."""
 Range = tuple[int, int]
 Match = tuple[int, int, str]
 
@@ -60,19 +57,6 @@ class View:
     @property
     def needs_evidence(self) -> bool:
         return self.passages > 0 or self.explain
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What a ranking is based on, by document row: its placing on each side, and its passages, best first.
-
-    `weight` is the dense side's share in a fusion by scores.
-    """
-
-    dense: Mapping[int, Placing]
-    lexical: Mapping[int, Placing]
-    passages: Mapping[int, list[tuple[int, float]]]
-    weight: float | None
 
 
 def result_json(
@@ -132,13 +116,6 @@ def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[s
     if held(passage) == len(wanted):  # spares long documents the look at every passage
         return passage
     return max(rows, key=lambda row: (held(row), row == passage, -row))
-
-
-def passage_texts(serving: Serving, document: int, passages: Sequence[int]) -> list[str]:
-    """Returns what a reranker reads of a document's passages: the title and the passage. Parses the document once."""
-    stored = serving.overlay.document(document)
-    begin, text = f"{stored.title}\n" if stored.title else "", stored.text
-    return [begin + text[slice(*serving.overlay.span(row))] for row in passages]
 
 
 def _hit_json(
@@ -203,57 +180,6 @@ def _stored_json(stored: StoredDocument, parts: frozenset[Part]) -> bytes:
         return stored.json
     fields = orjson.loads(b"{%b}" % stored.json)
     return orjson.dumps({name: value for name, value in fields.items() if name == "id" or name in parts})[1:-1]
-
-
-def divide_words(serving: Serving, lexical: Ranking, documents: Sequence[int], query: str) -> Ranking:
-    """Assigns each document's lexical score to its best passage, and to the others in proportion.
-
-    `lexical` has one row for a document that was found as a whole; a snapshot before format 6 has its passages.
-    """
-    index = serving.snapshot.lexical
-    weights = index.weights(query)
-    rows, scores = (part.tolist() for part in lexical)
-    owners = serving.overlay.documents_of(lexical[0]).tolist()
-    found = Counter(owners)  # many, if many documents were posted since the build
-    places = {owner: place for place, owner in enumerate(owners) if found[owner] == 1}
-    for document in documents:
-        if (place := places.get(document)) is None or len(passages := serving.overlay.passages_of(document)) < 2:
-            continue
-        own = Postings.of(passage_texts(serving, document, passages), weights).score(weights, index)
-        shares = (own * (scores[place] / own.max())).tolist() if own.any() else [scores[place]]
-        rows[place], scores[place] = passages[int(own.argmax())], max(shares)
-        others = [(row, share) for row, share in zip(passages, shares, strict=False) if share and row != rows[place]]
-        rows += [row for row, _ in others]
-        scores += [share for _, share in others]
-    order = np.lexsort((rows, [-score for score in scores]))
-    return np.array(rows, np.int64)[order], np.array(scores, np.float32)[order]
-
-
-def account_for(serving: Serving, options: Options, evidence: Evidence, words: Ranking) -> Account:
-    """Repeats the engine's ranking on the rows that it found, and keeps its intermediate steps.
-
-    `words` are the passages that the words found.
-    """
-    wanted = documents_wanted(options)
-    dense = group(serving, *evidence.dense, wanted, LATER_DENSE).best
-    lexical = group(serving, *evidence.lexical, wanted, LATER_LEXICAL).best
-    weight = None
-    rows, scores = evidence.dense if options.mode is Mode.DENSE else words
-    if options.mode is Mode.HYBRID:
-        if options.fusion is Fusion.SCORES:
-            own = query_weight(dense.scores, lexical.scores, options.trust)
-            weight = own if options.weight is None else options.weight
-        rows, scores = fuse(evidence.dense, words, options.fusion, weight)
-    passages: dict[int, list[tuple[int, float]]] = {}
-    documents = serving.overlay.documents_of(rows).tolist()
-    for document, row, score in zip(documents, rows.tolist(), scores.tolist(), strict=True):
-        passages.setdefault(document, []).append((row, score))
-    return Account(_placings(dense), _placings(lexical), passages, weight)
-
-
-def _placings(side: Found) -> dict[int, Placing]:
-    scored = zip(side.documents.tolist(), side.scores.tolist(), strict=True)
-    return {document: (rank, score) for rank, (document, score) in enumerate(scored, start=1)}
 
 
 @dataclass(frozen=True, slots=True)

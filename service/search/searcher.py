@@ -26,9 +26,10 @@ from service.errors import DeadlineExceeded, InvalidRequest, NotReady, RateLimit
 from service.limits import ANYONE, Key
 from service.metrics import Metrics, Timings
 from service.search.embedder import blend
+from service.search.evidence import passage_texts
 from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, tokenise
 from service.search.request import HydeStatus, SearchRequest
-from service.search.results import View, marked_terms, passage_of, passage_texts, result_json
+from service.search.results import View, marked_terms, passage_of, result_json
 
 if TYPE_CHECKING:
     from service.cache.cache import Cache, ResultKeys

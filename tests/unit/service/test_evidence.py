@@ -12,7 +12,8 @@ from indexer.store.documents import StoredDocument
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, Mode, query_weight
 from models.lexical import LexicalIndex, Ranking
 from service.engine.jobs import Evidence, Options
-from service.search.results import Account, account_for, divide_words, marked_terms, passage_of
+from service.search.evidence import Account, account_for, divide_words
+from service.search.results import marked_terms, passage_of
 from service.serving.serving import Serving
 
 # Document 0 has passages 0 to 2, document 1 passage 3, document 2 passages 4 and 5.
