@@ -19,40 +19,25 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 from loadtest.harness import HOST, PATH, BenchError, above_zero, positive
 from loadtest.harness.generator import TOP_K, Form, Job, Measurement, measure, write_requests
 from loadtest.harness.machine import machine, processor_seconds, versions
-from loadtest.harness.report import (
-    Program,
-    Quantiles,
-    Spread,
-    exit_with,
-    failures_text,
-    markdown,
-    publish,
-    say,
-    summary,
-    table,
-    yes,
-)
+from loadtest.harness.report import Program, exit_with, publish, say
 from loadtest.harness.servers import Server, Started, care_server, connect, free_port, run_command, running
 from loadtest.lab.peers_prepare import INFINITY, TXTAI, Prepared, prepare
+from loadtest.lab.peers_report import ALONE, Agreement, agreement, as_markdown, make_report
 
 CORES = 2
-ALONE = 1
 CONNECTIONS = (ALONE, 8, 32)
 ROUNDS = 5
 SECONDS = 3.0
 WARM_UP_SECONDS = 2.0
 COMPARED_QUERIES = 100
 REFERENCE = "CARE fp32"
-# Times the requests per second of a peer, and the share of its median at one connection.
-GOAL = 3.0
 # The peers' threads, torch's own choice first, and our workers: the best choices for two cores.
 THREADS, WORKERS = (2, 1), 2
 VERSIONS = "import sys, importlib.metadata as m; print(', '.join(f'{name} {m.version(name)}' for name in sys.argv[1:]))"
@@ -139,110 +124,6 @@ def _peer_versions() -> str:
     txtai = (TXTAI, "txtai", "torch", "transformers", "faiss-cpu", "uvicorn", "uvloop")
     infinity = (INFINITY, "infinity-emb", "torch", "transformers", "sentence-transformers", "faiss-cpu")
     return "; ".join(run_command(python, "-c", VERSIONS, *names).strip() for python, *names in (txtai, infinity))
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One contestant at one number of connections."""
-
-    name: str
-    connections: int
-    requests_per_second: Spread
-    latency_ms: Quantiles
-    processor_ms: Spread
-    failures: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """How many times faster ours is than a peer: by median latency at one connection, else by requests per second."""
-
-    own: str
-    peer: str
-    connections: int
-    times: Spread
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Shares of queries with the reference's first hit, and of hits that are in the reference's ranking too."""
-
-    name: str
-    same_first: float
-    same_top: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of one run."""
-
-    facts: dict[str, str]
-    rows: list[Row]
-    ratios: list[Ratio]
-    agreements: list[Agreement]
-
-    @property
-    def failures(self) -> int:
-        return sum(sum(row.failures.values()) for row in self.rows)
-
-
-def make_report(
-    facts: Mapping[str, str],
-    measured: Mapping[tuple[str, int], Sequence[Measurement]],
-    own: Sequence[str],
-    agreements: Sequence[Agreement],
-) -> Report:
-    """`measured` has the rounds of every contestant by name and connections; those not in `own` are peers."""
-    ratios = [
-        Ratio(mine, name, connections, times(measured[mine, connections], rounds, connections))
-        for mine in own
-        for (name, connections), rounds in measured.items()
-        if name not in own
-    ]
-    return Report(dict(facts), [_row(*name, rounds) for name, rounds in measured.items()], ratios, list(agreements))
-
-
-def times(own: Iterable[Measurement], peer: Iterable[Measurement], connections: int) -> Spread:
-    """Compares round by round: the two ran side by side, so both saw the same other load."""
-    pairs = list(zip(own, peer, strict=True))
-    if connections == ALONE:
-        return Spread.of([median(theirs.latency_ms) / median(ours.latency_ms) for ours, theirs in pairs])
-    return Spread.of([ours.requests_per_second / theirs.requests_per_second for ours, theirs in pairs])
-
-
-def agreement(name: str, rankings: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]) -> Agreement:
-    """Rankings are ids, best first, one per query."""
-    pairs = list(zip(rankings, reference, strict=True))
-    first = sum(given[:1] == expected[:1] for given, expected in pairs)
-    top = sum(len(set(given) & set(expected)) / len(expected) for given, expected in pairs)
-    return Agreement(name, first / len(pairs), top / len(pairs))
-
-
-def _row(name: str, connections: int, rounds: Sequence[Measurement]) -> Row:
-    processor_ms = Spread.of([1000 * one.processor_seconds / len(one.latency_ms) for one in rounds])
-    speed, latencies, failures = summary(rounds)
-    return Row(name, connections, speed, Quantiles.of(latencies), processor_ms, failures)
-
-
-def as_markdown(report: Report) -> str:
-    throughput = [
-        f"{row.name} | {row.connections} | {row.requests_per_second:.0f} | {row.latency_ms.median:.2f} | "
-        f"{row.latency_ms.p99:.2f} | {row.processor_ms:.1f} | {failures_text(row.failures)}"
-        for row in report.rows
-    ]
-    ratios = []
-    for one in report.ratios:
-        alone = one.connections == ALONE
-        what = "median latency at 1 connection" if alone else f"requests/s at {one.connections} connections"
-        ratios.append(f"{one.own} against {one.peer} | {what} | {one.times:.2f} | {yes(one.times.median >= GOAL)}")
-    agreements = [f"{one.name} | {one.same_first:.0%} | {one.same_top:.0%}" for one in report.agreements]
-    columns = "contestant | connections | requests/s (spread) | median ms | p99 ms | processor ms a request | failures"
-    return markdown(
-        report.facts,
-        table(columns, throughput),
-        table(f"ours against | measure | times (spread) | at least {GOAL:.0f}", ratios),
-        table("contestant | same first hit | same among the first ten", agreements),
-    )
 
 
 class Contest:

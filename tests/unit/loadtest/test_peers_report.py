@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.harness.generator import Measurement
 from loadtest.harness.report import Quantiles, Spread
-from loadtest.lab.peers import Agreement, agreement, as_markdown, make_report, times
+from loadtest.lab.peers_report import Agreement, agreement, as_markdown, make_report, times
 
 
 def turn(latency_ms: list[float], seconds: float, processor_seconds: float = 0.5, **failures: int) -> Measurement:
