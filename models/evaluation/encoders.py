@@ -60,7 +60,7 @@ class Parts:
     fingerprint: str
     dim: int
     encode: Callable[[Sequence[str]], Vectors]
-    join: Callable[[Vectors], Vectors]
+    join: Callable[[Vectors, Side], Vectors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
         spec=spec,
         fingerprint=encoder.fingerprint + other,
         parameters=None,
-        encode=lambda texts: parts.join(parts.encode(texts)),
+        encode=lambda texts: parts.join(parts.encode(texts), Side.DOCUMENT),
         parts=parts,
     )
 

@@ -55,7 +55,7 @@ class EncoderReader:
     def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
         prompts, cache = self._prompts(texts, side, task), self._cache if cached else None
         vectors = self._encode(prompts) if cache is None else self._cached(prompts, cache)
-        return vectors if self.encoder.parts is None else self.encoder.parts.join(vectors)
+        return vectors if self.encoder.parts is None else self.encoder.parts.join(vectors, side)
 
     def _cached(self, prompts: Sequence[str], cache: VectorCache) -> Vectors:
         vectors = np.empty((len(prompts), self.encoder.cached_as[1]), dtype=np.float32)

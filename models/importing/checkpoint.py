@@ -12,9 +12,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import nn
@@ -189,11 +191,13 @@ def _adapt(staged: Path, adapter: Path, given: Given, digest: str) -> None:
     if own.beside is not None:
         try:
             tensors = load_file(adapter / JOIN_FILE)
-            matrix, check = tensors[joined.WEIGHT], tensors[joined.CHECK]
+            matrix, check, hubs = tensors[joined.WEIGHT], tensors[joined.CHECK], joined.hubs_of(tensors)
         except (OSError, SafetensorError, KeyError) as error:
             raise _damaged(adapter, JOIN_FILE) from error
         # The matrix has its dimensions in the order of their weight, so fewer of them are the first.
         kept = {joined.WEIGHT: np.ascontiguousarray(matrix[:, : own.dim]), joined.CHECK: check}
+        if hubs is not None:
+            kept |= hubs.cut(own.dim).tensors()
         _put_beside(staged, str(given.beside), kept, own)
 
 
@@ -201,7 +205,7 @@ def _damaged(adapter: Path, name: str) -> BadEncoder:
     return BadEncoder(f"{adapter}: {name} is missing or damaged; copy the adapter's folder again")
 
 
-def _put_beside(staged: Path, source: str, tensors: dict[str, Vectors], spec: EncoderSpec) -> None:
+def _put_beside(staged: Path, source: str, tensors: dict[str, NDArray[Any]], spec: EncoderSpec) -> None:
     """Imports the second encoder into `beside`, and refuses another than the one that the adapter was trained with."""
     assert spec.beside is not None
     with staging(staged / BESIDE) as work:

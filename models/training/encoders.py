@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
@@ -19,6 +22,7 @@ from transformers import AutoModel, PreTrainedModel
 from models.encoder.folder import infer_spec, read_config
 from models.encoder.gguf import unpack_gguf
 from models.encoder.packed import joined
+from models.encoder.packed.hubs import Hubs
 from models.encoder.spec import (
     BESIDE,
     INSTRUCTION,
@@ -33,7 +37,7 @@ from models.encoder.torch_generator import TorchGenerator
 from models.encoder.torch_reranker import TorchReranker
 from models.errors import BadEncoder
 from models.evaluation.benchmarks import wording
-from models.export.parity import CHECK_TEXTS
+from models.export.parity import AT_ONCE, CHECK_TEXTS
 from models.training.adapters import Adaptable, add_adapters, restore_trained, save_adapter, trained_weights
 from models.training.int8 import quantize_base
 from models.training.ranks import Ranks
@@ -45,6 +49,8 @@ Trainable = Adaptable | TorchReranker
 # Weights, also of dense layers and adapters in folders below; configurations; vocabularies.
 DECIDING = {".safetensors", ".bin", ".json", ".txt", ".model"}
 START, VECTORS = "start", "vectors"
+# Of a query: some are passages' beginnings.
+QUERY_CHARACTERS = 60
 # Texts by whose vectors an import recognises the encoder that stood beside another.
 CHECKED = 8
 
@@ -58,6 +64,8 @@ class EncoderStore:
         self._starts = folder / START
         self.moments = self._starts / "moments.npy"
         """Products of side-by-side vectors, if an encoder stands beside another."""
+        self.sample = self._starts / "sample.npz"
+        """Queries of the last contrast stage and side-by-side vectors of its documents (`keep_sample`)."""
         self._folders: dict[str, Path] = {}
         self._fingerprints: dict[tuple[str, Path], str] = {}
 
@@ -199,8 +207,14 @@ class EncoderStore:
             _require_sound(name, encoder)
         _save(encoder, folder)
 
-    def fold(self, name: str, folder: Path) -> joined.Matrix:
-        """Writes a query encoder in the recipe's dimensions, and returns the matrix that its documents need.
+    def keep_sample(self, queries: Sequence[str], documents: NDArray[np.float16]) -> None:
+        """Keeps queries and side-by-side vectors of documents, by which `fold` finds hubs."""
+        new = self.sample.with_suffix(".new.npz")
+        np.savez(new, queries=np.array([query[:QUERY_CHARACTERS] for query in queries]), documents=documents)
+        new.replace(self.sample)
+
+    def fold(self, name: str, folder: Path) -> dict[str, NDArray[Any]]:
+        """Writes a query encoder in the recipe's dimensions, and returns the tensors that its documents need.
 
         It was trained to find side-by-side vectors. Its own are combinations of its projection's columns: in a basis of
         those all inner products are the same.
@@ -213,12 +227,17 @@ class EncoderStore:
         encoder.projection.weight, encoder.projection.out_features = nn.Parameter(weight), len(weight)
         encoder.spec = encoder.spec.model_copy(update={"native_dim": matrix.shape[1], "dim": matrix.shape[1]})
         _save(encoder, folder)
-        return matrix
+        with np.load(self.sample) as sample:
+            documents, texts = sample["documents"].astype(np.float32) @ matrix, sample["queries"].tolist()
+        documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+        reader, starts = TorchEncoder.load(folder), range(0, len(texts), AT_ONCE)
+        queries = np.concatenate([reader.encode(texts[start : start + AT_ONCE], Side.QUERY) for start in starts])
+        return {joined.WEIGHT: matrix, **Hubs.of(queries, documents).tensors()}
 
-    def copy(self, name: str, folder: Path, matrix: joined.Matrix | None = None) -> None:
+    def copy(self, name: str, folder: Path, tensors: dict[str, NDArray[Any]] | None = None) -> None:
         """Writes an encoder that was not trained, as the recipe uses it, with the one that stands beside it.
 
-        The vectors of such two are multiplied with `matrix`, if there is one.
+        `tensors` are those of `fold`, if there are any: what becomes of the vectors of such two.
         """
         config = self.recipe.encoders[name]
         encoder = self.open(name, trained=False).to(DTYPES[config.dtype])
@@ -229,8 +248,8 @@ class EncoderStore:
         _save(encoder, unfinished)
         self.copy(second, unfinished / BESIDE)
         check = self.open(second, trained=False).encode(CHECK_TEXTS[:CHECKED], Side.DOCUMENT)
-        weight = np.eye(self.recipe.dim_of(name), dtype=np.float32) if matrix is None else matrix
-        joined.put_beside(unfinished, config.beside.share, {joined.WEIGHT: weight, joined.CHECK: check})
+        side_by_side = {joined.WEIGHT: np.eye(self.recipe.dim_of(name), dtype=np.float32)}
+        joined.put_beside(unfinished, config.beside.share, (tensors or side_by_side) | {joined.CHECK: check})
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
 

@@ -182,8 +182,8 @@ def _publish(folder: Path, store: EncoderStore, trained: list[str]) -> list[Path
             (home / name).unlink(missing_ok=True)
             (home / name).symlink_to(Path("..") / store.folder(name).relative_to(folder))
         if not all((home / name).is_dir() for name in (*read, *recipe.folded)):
-            matrix = next((store.fold(name, home / name) for name in recipe.folded), None)
+            tensors = next((store.fold(name, home / name) for name in recipe.folded), None)
             for name in read:
-                store.copy(name, home / name, matrix)
+                store.copy(name, home / name, tensors)
     store.ranks.wait()
     return [home / name for name in (*trained, *read)]

@@ -131,7 +131,7 @@ def fit_projection(reader: Reader, table: TokenTable, targets: Kept | Tensor) ->
     encoder, ranks = reader.encoder, reader.ranks
     assert encoder.projection is not None
     projection, encoder.projection = encoder.projection, None
-    some = np.linspace(0, len(table) - 1, min(len(table), FITTED_TEXTS)).astype(np.int64)
+    some = spread(len(table), FITTED_TEXTS)
     width, dim = projection.in_features, targets.shape[1]
     products = torch.zeros(width, width + dim, dtype=torch.float64, device=ranks.device)
     for chunk in table.chunks(some, reader.tokens):
@@ -162,7 +162,7 @@ def read_once(
 
 def _write_moments(kept: Kept, store: EncoderStore) -> None:
     """Writes the products of some side-by-side vectors, by the first texts that a run reads."""
-    rows = np.linspace(0, len(kept) - 1, min(len(kept), FITTED_TEXTS)).astype(np.int64)
+    rows = spread(len(kept), FITTED_TEXTS)
     some, new = take(kept, rows, store.ranks.device).double(), store.moments.with_suffix(".new.npy")
     new.parent.mkdir(parents=True, exist_ok=True)
     np.save(new, (some.T @ some).cpu().numpy())
@@ -193,3 +193,8 @@ def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tok
 def _function(name: str, store: EncoderStore, precision: str) -> str:
     """Names what decides about an encoder's vectors of a text; runs that share a folder may compute differently."""
     return f"{store.fingerprint(name)} {store.recipe.encoders[name].dtype} {precision}"
+
+
+def spread(count: int, most: int) -> Rows:
+    """Returns at most so many of `count` rows, evenly."""
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from models.encoder.packed.encoder import PackedEncoder
+from models.encoder.packed.hubs import QUERIES, USUAL, Hubs
 from models.encoder.spec import (
     BESIDE,
     JOIN_FILE,
@@ -30,7 +31,10 @@ from models.errors import BadEncoder
 
 Matrix = NDArray[np.float32]
 WEIGHT, CHECK = "weight", "check"
-"""Tensors of `join.safetensors`: the matrix, and the second encoder's vectors of the first check texts."""
+"""Tensors of `join.safetensors`: the matrix, and the second encoder's vectors of the first check texts.
+
+Those of `hubs` may be there, too.
+"""
 
 
 class JoinedEncoder:
@@ -38,11 +42,12 @@ class JoinedEncoder:
 
     def __init__(
         self, spec: EncoderSpec, fingerprint: str, first: PackedEncoder, second: PackedEncoder, matrix: Matrix,
-        instructions: Sequence[str],
+        hubs: Hubs | None, instructions: Sequence[str],
     ) -> None:  # fmt: skip
         assert spec.beside is not None
         self.spec, self.fingerprint = spec, fingerprint
-        self._first, self._second, self._matrix, self._share = first, second, matrix, spec.beside.share
+        self._first, self._second, self._share = first, second, spec.beside.share
+        self._matrix, self._hubs = matrix, hubs
         self._instructions = [text for text in instructions if text]
         self.variant, self.tokenizer, self.bulk_texts = first.variant, first.tokenizer, first.bulk_texts
 
@@ -55,7 +60,8 @@ class JoinedEncoder:
         assert spec.beside is not None
         own = EncoderSpec.load(folder)
         small = EncoderSpec.load(verify_file(folder, f"{BESIDE}/{SPEC_FILE}", own).parent).without_instructions()
-        matrix = load_file(verify_file(folder, JOIN_FILE, own))[WEIGHT]
+        tensors = load_file(verify_file(folder, JOIN_FILE, own))
+        matrix = tensors[WEIGHT]
         if matrix.shape != (spec.beside.dim + small.dim, spec.dim):
             raise BadEncoder(f"{folder / JOIN_FILE}: the matrix of shape {matrix.shape} does not fit {SPEC_FILE}")
         options = {"device": device, "precision": precision, "token_budget": token_budget, "threads": threads}
@@ -63,11 +69,11 @@ class JoinedEncoder:
         second = PackedEncoder.load(folder / BESIDE, small, **options)  # type: ignore[arg-type]
         files = (*weight_files(folder), f"{BESIDE}/{SPEC_FILE}")
         fingerprint = own.fingerprint(*files, computed=first.fingerprint)
-        return cls(spec, fingerprint, first, second, matrix, [own.instruction(side) for side in Side])
+        return cls(spec, fingerprint, first, second, matrix, hubs_of(tensors), [own.instruction(side) for side in Side])
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Returns unit vectors (texts, dim) in the order given."""
-        return self.joined(self.parts(texts, side))
+        return self.joined(self.parts(texts, side), side)
 
     def parts(self, texts: Sequence[str], side: Side) -> Vectors:
         """Returns the unit vectors of both encoders in one row (texts, dimensions of both)."""
@@ -75,10 +81,11 @@ class JoinedEncoder:
             [self._first.encode(texts, side), self._second.encode([self._bare(text) for text in texts], side)]
         )
 
-    def joined(self, parts: Vectors, share: float | None = None) -> Vectors:
+    def joined(self, parts: Vectors, side: Side, share: float | None = None) -> Vectors:
         """Returns unit vectors (texts, dim) of `parts`, with another share of the second encoder if one is given."""
         first = self._first.spec.dim
-        return join((parts[:, :first], parts[:, first:]), self._share if share is None else share, self._matrix)
+        found = join((parts[:, :first], parts[:, first:]), self._share if share is None else share, self._matrix)
+        return found if self._hubs is None or side is Side.QUERY else self._hubs.moved(found)
 
     @property
     def parts_dim(self) -> int:
@@ -101,7 +108,14 @@ def alone(spec: EncoderSpec) -> EncoderSpec:
     return spec.model_copy(update={"native_dim": spec.beside.native_dim, "dim": spec.beside.dim, "beside": None})
 
 
-def put_beside(folder: Path, share: float, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+def hubs_of(tensors: Mapping[str, NDArray[Any]]) -> Hubs | None:
+    """Returns what is known about hubs, if anything."""
+    if QUERIES not in tensors:
+        return None
+    return Hubs(tensors[QUERIES].astype(np.float32), float(tensors[USUAL][0]))
+
+
+def put_beside(folder: Path, share: float, tensors: Mapping[str, NDArray[Any]]) -> None:
     """Makes one encoder of the folder's own and of the one that lies in its `beside`."""
     save_file(dict(tensors), folder / JOIN_FILE)
     spec = EncoderSpec.load(folder)

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.numpy import load_file
 
+from models.encoder.packed.hubs import Hubs
 from models.encoder.packed.joined import JoinedEncoder, basis, join, open_packed, side_by_side
 from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, Precision, Side
 from models.encoder.torch import Projection, TorchEncoder
@@ -144,11 +145,17 @@ def test_a_trained_pair_is_written_in_fewer_dimensions_with_the_same_rankings(
     document = open_packed(folders["joined"], device="cpu", precision=Precision.FP32)
     assert (trained.spec.dim, query.spec.dim, document.spec.dim) == (128, dim, dim)
     wide = np.asarray(read_once("joined", TEXTS, EncoderStore(recipe, tmp_path / "run", ONE), tmp_path / "run/tune"))
-    vectors = document.encode(DOCUMENTS, Side.DOCUMENT)
-    weight = load_file(folders["joined"] / JOIN_FILE)["weight"]
+    assert isinstance(document, JoinedEncoder)
+    parts, tensors = document.parts(DOCUMENTS, Side.DOCUMENT), load_file(folders["joined"] / JOIN_FILE)
+    vectors, weight = document.joined(parts, Side.QUERY), tensors["weight"]
     lengths = np.linalg.norm(wide.astype(np.float32) @ weight, axis=1)
     expected = trained.encode(DOCUMENTS, Side.QUERY) @ wide.T.astype(np.float32)
     np.testing.assert_allclose(query.encode(DOCUMENTS, Side.QUERY) @ vectors.T * lengths, expected, atol=4e-3)
+    with np.load(tmp_path / "run/start/sample.npz") as sample:
+        asked, read = query.encode(sample["queries"].tolist(), Side.QUERY), sample["documents"] @ weight
+    np.testing.assert_allclose(tensors["queries"], asked, atol=1e-3)
+    hubs = Hubs.of(asked, read / np.linalg.norm(read, axis=1, keepdims=True))
+    np.testing.assert_allclose(document.encode(DOCUMENTS, Side.DOCUMENT), hubs.moved(vectors), atol=2e-3)
     written = (folders["query"] / SPEC_FILE).stat().st_mtime_ns
     assert train(recipe, tmp_path / "run", ONE) == list(folders.values())
     assert (folders["query"] / SPEC_FILE).stat().st_mtime_ns == written
@@ -163,6 +170,7 @@ def test_a_folded_encoder_is_the_one_that_its_folder_holds(
     store = EncoderStore(Recipe.model_validate(values), tmp_path / "run", ONE)
     read_once("joined", TEXTS, store, tmp_path)
     store.keep("query", store.open("query", trained=True), tmp_path / "query")
+    store.keep_sample(DOCUMENTS, np.asarray(read_once("joined", TEXTS, store, tmp_path)))
     folded: list[TorchEncoder] = []
     save = TorchEncoder.save
 
