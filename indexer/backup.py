@@ -6,12 +6,15 @@ starts meanwhile ends with 75. The file is a plain tar that others than its owne
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import sys
 import tarfile
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,8 +27,9 @@ from indexer.store.fresh_log import LOCK_FILE
 from indexer.store.manifest import Manifest
 from models.package import care_version
 
-FORMAT = 1
-FACTS, KEYS, INSIDE = "backup.json", "keys", "collection"
+FORMAT = 2
+# The last entry holds the checksums of everything but the versions, whose manifests have theirs.
+FACTS, SUMS, KEYS, INSIDE = "backup.json", "checksums.json", "keys", "collection"
 POINTER = "CURRENT"
 # Beside versions and log. The history comes before the pointer: so read, it is never ahead of it.
 SMALL_FILES = (CANARIES_FILE, "page.json", "PUBLISHED", POINTER)
@@ -115,35 +119,47 @@ def _check_versions(collection: Collection) -> tuple[list[str], list[str]]:
 
 
 def _add_all(tar: tarfile.TarFile, collection: Collection, versions: list[str], keys: Path | None) -> None:
-    _add_facts(tar, versions)
+    facts = {"format": FORMAT, "created": datetime.now(UTC).isoformat(), "care": care_version(), "versions": versions}
+    _add_json(tar, FACTS, facts)
     for version in versions:
-        _add_folder(tar, collection.folder(version), f"{INSIDE}/versions/{version}")
-    _add_log(tar, collection)
+        for path, name in _files(collection.folder(version), f"{INSIDE}/versions/{version}"):
+            tar.add(path, name)
+    sums = _add_log(tar, collection)
     for name in SMALL_FILES:
         if (path := collection.root / name).is_file():
-            tar.add(path, f"{INSIDE}/{name}")
+            sums |= _add(tar, path, f"{INSIDE}/{name}")
     if keys is not None:
-        tar.add(keys, KEYS)
+        sums |= _add(tar, keys, KEYS)
+    _add_json(tar, SUMS, sums)
 
 
-def _add_facts(tar: tarfile.TarFile, versions: list[str]) -> None:
-    now = datetime.now(UTC)
-    facts = {"format": FORMAT, "created": now.isoformat(), "care": care_version(), "versions": versions}
-    data = json.dumps(facts).encode()
-    entry = tarfile.TarInfo(FACTS)
-    entry.size, entry.mtime = len(data), int(now.timestamp())
+def _add_json(tar: tarfile.TarFile, name: str, value: Mapping[str, object]) -> None:
+    data = json.dumps(value).encode()
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime = len(data), int(time.time())
     tar.addfile(entry, io.BytesIO(data))
 
 
-def _add_log(tar: tarfile.TarFile, collection: Collection) -> None:
+def _add_log(tar: tarfile.TarFile, collection: Collection) -> dict[str, str]:
     """Copies the log under its lock: no frame is half-written."""
-    folder = collection.fresh_log.folder
+    folder, sums = collection.fresh_log.folder, dict[str, str]()
     if folder.is_dir():
         with in_turn(folder / LOCK_FILE):
-            _add_folder(tar, folder, f"{INSIDE}/fresh", without=LOCK_FILE)
+            for path, name in _files(folder, f"{INSIDE}/fresh"):
+                if path.name != LOCK_FILE:
+                    sums |= _add(tar, path, name)
+    return sums
 
 
-def _add_folder(tar: tarfile.TarFile, folder: Path, name: str, without: str = "") -> None:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != without:
-            tar.add(path, f"{name}/{path.relative_to(folder).as_posix()}")
+def _add(tar: tarfile.TarFile, path: Path, name: str) -> dict[str, str]:
+    """Adds a file; returns its checksum by name."""
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        tar.addfile(tar.gettarinfo(arcname=name, fileobj=file), file)
+    return {name: checksum}
+
+
+def _files(folder: Path, name: str) -> list[tuple[Path, str]]:
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [(path, f"{name}/{path.relative_to(folder).as_posix()}") for path in found]

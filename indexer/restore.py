@@ -7,6 +7,7 @@ stopped leaves the folder empty, and no keys. With a vector database, run care i
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -16,12 +17,13 @@ import zlib
 from argparse import ArgumentParser, Namespace
 from pathlib import Path, PurePosixPath
 
-from indexer.backup import FACTS, FORMAT, INSIDE, KEYS, POINTER, add_places
-from indexer.errors import BadBackup
+from indexer.backup import FACTS, FORMAT, INSIDE, KEYS, POINTER, SUMS, add_places
+from indexer.errors import BadBackup, BadLog, BadSnapshot
 from indexer.store.collection import Collection
 from indexer.store.files import replace_file
 from indexer.store.fresh_log import Cursor
 from indexer.store.manifest import Manifest
+from models.encoder.spec import sha256_of
 
 # A volume that was just made has it.
 IGNORED = {"lost+found"}
@@ -81,25 +83,34 @@ def _extract(
         raise BadBackup(f"{file} was not written by care backup: its {FACTS} cannot be read") from None
     if written != FORMAT:
         raise BadBackup(f"{file} has format {written}, this program reads {FORMAT}; use the one that wrote it")
-    pointer, has_keys = b"", False
+    pointer, sums, found = b"", b"", dict[str, str]()
     while (entry := tar.next()) is not None:
         path = PurePosixPath(entry.name)
-        is_known = path.is_relative_to(INSIDE) or entry.name == KEYS
+        is_known = path.is_relative_to(INSIDE) or entry.name in (KEYS, SUMS)
         if not (entry.isreg() and is_known) or ".." in path.parts:
             raise BadBackup(f"{file} has an entry {entry.name!r} that care backup does not write")
-        if entry.name == f"{INSIDE}/{POINTER}":
+        if entry.name == SUMS:
+            sums = _read(tar, entry)
+        elif entry.name == f"{INSIDE}/{POINTER}":
             pointer = _read(tar, entry)
+            found[entry.name] = hashlib.sha256(pointer).hexdigest()
         elif entry.name == KEYS:
-            has_keys = True
+            held = _read(tar, entry)
+            found[KEYS] = hashlib.sha256(held).hexdigest()
             if keys is not None:
                 keys.parent.mkdir(parents=True, exist_ok=True)
                 keys.touch(mode=0o600)
-                keys.write_bytes(_read(tar, entry))
+                keys.write_bytes(held)
         else:
             target = folder / path.relative_to(INSIDE)
             target.parent.mkdir(parents=True, exist_ok=True)
             tar.makefile(entry, target)
-    return facts, pointer, has_keys
+            if not path.is_relative_to(f"{INSIDE}/versions"):
+                found[entry.name] = sha256_of(target)
+    # Behind a damaged entry tarfile sees the end of the archive; the last one says what was before it.
+    if sums != json.dumps(found).encode():
+        raise BadBackup(f"{file} is not complete or was altered; take another one")
+    return facts, pointer, KEYS in found
 
 
 def _clear(folder: Path, keys: Path | None) -> None:
@@ -125,6 +136,9 @@ def _check(folder: Path, versions: list[str], file: Path) -> None:
     if collection.versions() != versions:
         raise BadBackup(f"{file} ends before its last version; take another one")
     for version in versions:
-        manifest = Manifest.read(collection.folder(version))
-        manifest.verify_files(collection.folder(version))
-        collection.fresh_log.read(Cursor(manifest.fresh.position))
+        try:
+            manifest = Manifest.read(collection.folder(version))
+            manifest.verify_files(collection.folder(version))
+            collection.fresh_log.read(Cursor(manifest.fresh.position))
+        except (BadSnapshot, BadLog) as error:
+            raise BadBackup(f"{file} was altered: its version {version} is damaged; take another one") from error
