@@ -19,7 +19,7 @@ import orjson
 from indexer.errors import BadCorpus, BadValue
 from indexer.log_changes import LogChanges
 from indexer.sources import Row, exact_json, find_files, read_rows
-from indexer.store.documents import StoredDocument, id_fault
+from indexer.store.documents import StoredDocument, id_fault, is_blank
 from indexer.store.files import DiskDict
 from indexer.store.filters import Value, as_value, has_value, kind_of, read_number, require_name
 from indexer.store.fresh_log import NewDocument, Posted
@@ -179,7 +179,7 @@ class _Checker:
         document = Document(
             self._id(columns), self._text("title", columns), self._text("text", columns), self._metadata(row), row.place
         )
-        if not document.text.strip() and not document.title.strip():
+        if is_blank(document.text) and is_blank(document.title):
             nowhere = f"neither text in field {fields.text} nor a title in field {fields.title}"
             raise _BadRow(f"{nowhere}; the row has {listed(columns)} (map others with --field text=NAME, title=NAME)")
         is_kept = document.id not in self._log

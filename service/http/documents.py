@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
-from indexer.store.documents import id_fault
+from indexer.store.documents import id_fault, is_blank
 from indexer.store.filters import Filter, as_value, fields_of, require_name
 from indexer.store.fresh_log import NewDocument
 from indexer.store.metadata import admits
@@ -141,7 +141,7 @@ def _require_within(documents: Sequence[NewDocument], within: tuple[Filter, ...]
 def _checked(number: int, posted: PostedDocument) -> NewDocument:
     """Checks a document by the rules of a corpus."""
     title, text = posted.title or "", posted.text or ""
-    if not title.strip() and not text.strip():
+    if is_blank(title) and is_blank(text):
         raise InvalidRequest(f"documents[{number}]", "has neither text nor title")
     if fault := id_fault(posted.name):
         raise InvalidRequest(f"documents[{number}]", f"its id {fault}")

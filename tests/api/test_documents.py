@@ -152,6 +152,7 @@ async def test_a_change_invalidates_cached_answers(client: httpx.AsyncClient) ->
         ([{"id": "..", "text": "x"}], "documents[0]: its id is a step in an address"),
         ([{"id": "x"}], "documents[0]: has neither text nor title"),
         ([{"id": "x", "text": " ", "title": "\n"}], "documents[0]: has neither text nor title"),
+        ([{"id": "x", "text": "\u200b"}], "documents[0]: has neither text nor title"),
         ([{"id": "x", "text": 7}], "valid string"),
         ([{"id": "x", "text": "y", "colour": "red"}], "documents[0].colour: there is no such field"),
         ([{"id": "x", "text": "y"}, {"id": "x", "text": "z"}], "documents[1]: has the id of documents[0]"),

@@ -247,6 +247,7 @@ BAD_ROWS = [
     ({"_id": True, "text": "t"}, "neither text nor a whole number"),
     ({"_id": "x"}, "neither text in field text nor a title in field title"),
     ({"_id": "x", "title": "", "text": " \n"}, "neither text in field text nor a title in field title"),
+    ({"_id": "x", "text": "\u200b"}, "neither text in field text nor a title in field title"),
     ({"_id": "x", "text": 5}, "the text in field text is not text"),
     ({"_id": "x", "text": "t", "title": ["t"]}, "the title in field title is not text"),
     ({"_id": "a", "text": "again"}, r"repeated id 'a', first at .*c\.jsonl:1"),
