@@ -101,7 +101,9 @@ class Settings(BaseSettings):
     reload_seconds: float = setting(2.0, "Seconds between looks at the pointer; 0 turns them off.", ge=0)
     verify: bool = setting(True, "Compare every file of a snapshot with its checksum when it is opened.")
     probe_timeout_ms: int = setting(5000, "Longest wait for the query behind /readyz and a swap.", ge=1)
-    drain_seconds: float = setting(0.0, "How long /readyz fails after SIGTERM before the port is closed.", ge=0)
+    drain_seconds: float = setting(
+        0.0, "How long /readyz fails after SIGTERM before the port is closed.", ge=0, le=86_400
+    )
     shutdown_seconds: int = setting(30, "Longest wait for accepted requests at shutdown.", ge=1, le=86_400)
     admin_token: SecretStr | None = setting(None, "A key of every scope, beside those of the keys file.")
     keys_file: Path | None = setting(None, "File of API keys (care keys); unset: searching takes no key.")

@@ -126,7 +126,8 @@ class CareTools:
                 return asdict(await client.add_documents(documents))
             case "delete_document", {"id": str(id)} if self._write:
                 return asdict(await client.delete_document(id))
-        raise ValueError(f"{name}: no such tool, or an argument is missing; list the tools to see what there is")
+        wrong = "no such tool, or an argument is missing or of another type"
+        raise ValueError(f"{name}: {wrong}; list the tools to see what there is")
 
     def _client(self, context: Context) -> AsyncCareClient:
         if context.request is None:
