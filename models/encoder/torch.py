@@ -33,7 +33,7 @@ from models.encoder.folder import (
     read_config,
     read_tokenizer,
 )
-from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
+from models.encoder.spec import JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
 from models.encoder.tokenizer import Tokenizer, pad
 from models.errors import BadEncoder
 
@@ -327,9 +327,12 @@ def not_finite(model: nn.Module) -> str | None:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Returns names of the files that hold the weights, and of the configuration that says how they are used."""
+    """Returns names of the files that hold the weights, and of the configuration that says how they are used.
+
+    What becomes of the vectors of two joined encoders is not of either one's own.
+    """
     names = sorted(path.relative_to(folder).as_posix() for pattern in WEIGHTS for path in folder.glob(pattern))
-    return [CONFIG_FILE, *names]
+    return [CONFIG_FILE, *(name for name in names if name != JOIN_FILE)]
 
 
 def _verify(folder: Path, spec: EncoderSpec) -> None:

@@ -37,6 +37,7 @@ from models.encoder.folder import (
 )
 from models.encoder.gguf import unpack_gguf
 from models.encoder.packed import joined
+from models.encoder.packed.hubs import Hubs
 from models.encoder.pairs import is_reranker
 from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of
 from models.encoder.staging import staging
@@ -191,7 +192,7 @@ def _adapt(staged: Path, adapter: Path, given: Given, digest: str) -> None:
     if own.beside is not None:
         try:
             tensors = load_file(adapter / JOIN_FILE)
-            matrix, check, hubs = tensors[joined.WEIGHT], tensors[joined.CHECK], joined.hubs_of(tensors)
+            matrix, check, hubs = tensors[joined.WEIGHT], tensors[joined.CHECK], Hubs.read(tensors)
         except (OSError, SafetensorError, KeyError) as error:
             raise _damaged(adapter, JOIN_FILE) from error
         # The matrix has its dimensions in the order of their weight, so fewer of them are the first.

@@ -28,7 +28,7 @@ from models.training.vectors import Reader, fit_projection, read_once, spread
 from models.training.work import Work, read_table
 
 OBJECTIVE = "objective"
-# Queries by whose vectors hubs are known. With half as many the pair's figures were 0.1 lower.
+# Queries by whose vectors hubs are known.
 HUB_QUERIES = 8192
 
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from models.encoder.folder import CONFIG_FILE, check_length, read_config
 from models.encoder.gguf import gguf_config
 from models.encoder.spec import INSTRUCTION, TEMPLATE, Pooling
+from models.encoder.torch import PROJECTION_FILE, Projection
 from models.encoder.torch_generator import require_generator
 from models.encoder.torch_reranker import require_architecture
 from models.errors import BadData, BadEncoder
@@ -116,7 +117,15 @@ def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
 
 
 def _check_folded(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
-    """Refuses more dimensions than the vectors of a query encoder with joined documents have directions."""
+    """Refuses what a query encoder with joined documents cannot be written in: more dimensions than its vectors have
+    directions, and vectors that are no linear map of its features.
+    """
+    start = Path(str(recipe.encoders[name].start)) / PROJECTION_FILE
+    if start.is_file() and ((projection := Projection.load(start, torch.float32)).tanh or projection.bias is not None):
+        raise BadEncoder(
+            f"{start} has a bias or tanh, which a pair with joined documents cannot have; remove it there to begin a "
+            "new one"
+        )
     most = min(recipe.dim_of(name), shape.hidden_size + recipe.encoders[name].hidden)
     if recipe.dim > most:
         there = f"encoders.{name}: with joined documents it has at most {most} dimensions, the recipe {recipe.dim}"

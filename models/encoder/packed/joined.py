@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.packed.hubs import QUERIES, USUAL, Hubs
+from models.encoder.packed.hubs import Hubs
 from models.encoder.spec import (
     BESIDE,
     JOIN_FILE,
@@ -67,9 +67,11 @@ class JoinedEncoder:
         options = {"device": device, "precision": precision, "token_budget": token_budget, "threads": threads}
         first = PackedEncoder.load(folder, alone(spec), **options)  # type: ignore[arg-type]
         second = PackedEncoder.load(folder / BESIDE, small, **options)  # type: ignore[arg-type]
-        files = (*weight_files(folder), f"{BESIDE}/{SPEC_FILE}")
+        files = (*weight_files(folder), JOIN_FILE, f"{BESIDE}/{SPEC_FILE}")
         fingerprint = own.fingerprint(*files, computed=first.fingerprint)
-        return cls(spec, fingerprint, first, second, matrix, hubs_of(tensors), [own.instruction(side) for side in Side])
+        return cls(
+            spec, fingerprint, first, second, matrix, Hubs.read(tensors), [own.instruction(side) for side in Side]
+        )
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Returns unit vectors (texts, dim) in the order given."""
@@ -106,13 +108,6 @@ def alone(spec: EncoderSpec) -> EncoderSpec:
     if spec.beside is None:
         return spec
     return spec.model_copy(update={"native_dim": spec.beside.native_dim, "dim": spec.beside.dim, "beside": None})
-
-
-def hubs_of(tensors: Mapping[str, NDArray[Any]]) -> Hubs | None:
-    """Returns what is known about hubs, if anything."""
-    if QUERIES not in tensors:
-        return None
-    return Hubs(tensors[QUERIES].astype(np.float32), float(tensors[USUAL][0]))
 
 
 def put_beside(folder: Path, share: float, tensors: Mapping[str, NDArray[Any]]) -> None:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from models.encoder.packed.hubs import NEAREST, QUERIES, STRENGTH, USUAL, Hubs, nearness
-from models.encoder.packed.joined import hubs_of
 
 
 def unit(rows: int, dim: int, seed: int, towards: float = 0.0) -> np.ndarray:
@@ -50,11 +49,11 @@ def test_a_document_is_moved_alike_alone_and_among_others() -> None:
 
 
 def test_tensors_of_a_file_give_the_same_again() -> None:
-    again = hubs_of(HUBS.tensors())
+    again = Hubs.read(HUBS.tensors())
     assert again is not None
     np.testing.assert_allclose(again.moved(DOCUMENTS), HUBS.moved(DOCUMENTS), atol=2e-4)
     assert HUBS.tensors().keys() == {QUERIES, USUAL}
-    assert hubs_of({}) is None
+    assert Hubs.read({}) is None
 
 
 @pytest.mark.parametrize("dim", [8, 32])

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from models.encoder.packed.hubs import Hubs
 from models.encoder.packed.joined import JoinedEncoder, basis, join, open_packed, side_by_side
 from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, Precision, Side
-from models.encoder.torch import Projection, TorchEncoder
+from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
 from models.errors import BadEncoder, CareError
 from models.evaluation.encoders import open_encoder
 from models.evaluation.lineup import Lineup, Wanted
@@ -110,6 +110,17 @@ def test_an_evaluation_tries_other_shares_and_reads_once(recipe: Recipe, tmp_pat
         np.testing.assert_allclose(found, side_by_side(parts, 0.8), atol=3e-3)
         assert (plain.facts.name, other.facts.name) == ("joined (fp32)", "joined (fp32) share 0.8")
         assert plain.facts.fingerprint != other.facts.fingerprint
+
+
+def test_another_matrix_changes_the_vectors_but_not_what_was_read(recipe: Recipe, tmp_path: Path) -> None:
+    store = EncoderStore(recipe, tmp_path / "run", ONE)
+    store.copy("joined", tmp_path / "one")
+    store.copy("joined", tmp_path / "other", {"weight": np.eye(128, dtype=np.float32)[:, :96]})
+    one, other = (open_packed(tmp_path / name, device="cpu", precision=Precision.FP32) for name in ("one", "other"))
+    assert isinstance(one, JoinedEncoder)
+    assert isinstance(other, JoinedEncoder)
+    assert one.parts_fingerprint == other.parts_fingerprint
+    assert one.fingerprint != other.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -241,6 +252,15 @@ def test_more_dimensions_than_the_query_encoder_has_are_refused(recipe: Recipe) 
     check(recipe.model_copy(update={"encoders": own}))
     with pytest.raises(BadEncoder, match="the recipe 65; set the recipe's dim to at most 64"):
         check(recipe.model_copy(update={"encoders": own, "dim": 65}))
+
+
+@pytest.mark.parametrize("own", [{"bias": True}, {"tanh": True}])
+def test_a_projection_that_cannot_be_folded_is_refused_at_once(
+    recipe: Recipe, tmp_path: Path, own: dict[str, bool]
+) -> None:
+    Projection(64, 128, **own).save(Path(str(recipe.encoders["query"].start)) / PROJECTION_FILE)
+    with pytest.raises(BadEncoder, match="remove it there to begin a "):
+        train(recipe, tmp_path / "run", ONE)
 
 
 def test_vectors_that_vanish_are_not_read_as_something_else(
