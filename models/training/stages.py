@@ -124,7 +124,7 @@ class _Trained(Section):
     """Padded tokens that a step holds with their graphs, of everything that is read in it."""
     minutes: Above | None = None
     """The stage ends after so much time with its steps, if some are left; then the learning rate has fallen by time.
-    For machines that are lent: on a faster one the same recipe gives other weights."""
+    For rented machines: on a faster one the same recipe gives other weights."""
     checkpoint_every: Positive = 500
     snapshots: list[Positive] = []
     """Steps after which the encoders are written, as well as at the end: for curves by texts seen."""

@@ -50,6 +50,7 @@ TOY = [
     "encoders.*.document_instruction=文：",
     "stages.*.data.weights={toy = 2.0}",
     "stages.*.data.crops={toy = 1.0}",
+    "stages.*.data.without=[]",
     "stages.*.sample={toy = 1.0}",
     "stages.*.halves={toy = 0.5}",
 ]
@@ -126,10 +127,9 @@ def test_a_recipe_runs_and_its_result_searches(
     changes += ["encoders.*.dtype=fp32"] if "dtype" not in path.read_text() else []
     # The prompt of a chat is longer than the texts of encoders, and each byte is a token here.
     changes += [f"encoders.{name}.max_length=400" for name in Recipe.load(path).generators]
-    # A query encoder learns to find the vectors of two encoders of 32 dimensions.
-    joins = any(encoder.beside is not None for encoder in Recipe.load(path).encoders.values())
-    changes += ["encoders.query.dim=64"] if joins else []
     recipe = Recipe.load(path, changes)
+    for joined in (name for name, encoder in recipe.encoders.items() if encoder.beside is not None):
+        recipe = Recipe.load(path, [*changes, f"encoders.query.dim={recipe.dim_of(joined)}"])
     write_data(recipe)
     folders = {folder.name: folder for folder in train(recipe, Path("run"), ONE)}
     stages = {name: stage for name, stage in recipe.stages.items() if not stage.skip}
