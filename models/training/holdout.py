@@ -5,7 +5,7 @@
 For each group of sources, OUT/<group>/ is a retrieval set in BEIR's shape: some queries and their passages among
 others of the same sources; a `cloze` set asks one sentence for the passage it was cut out of. OUT/pairs.jsonl keeps
 every other row for training, as it was read. A document without a title asks nothing and is never held out. The same
-files always give the same split.
+files and numbers always give the same split.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from models.errors import BadData, CareError
 from models.evaluation.sets import order, write_retrieval
+from models.package import positive
 from models.rows import Pair, parse_row, read_lines, write_lines
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -32,8 +33,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "queries": ("kuake-qtr", "cmedir", "covid-pairs"),
 }
 CLOZE_GROUPS = ("tcm", "chinaxiv")
-QUERIES = 300
-DOCUMENTS = 7000
+QUERIES, DOCUMENTS = 300, 7000
+"""How many of each a set has, unless others are asked for or fewer are there."""
 _SENTENCE = re.compile(r"(?<=[。！？])")
 
 
@@ -51,15 +52,15 @@ def read(files: Sequence[Path]) -> Iterator[Row]:
         yield row | {"source": pair.source}, pair
 
 
-def hold_out(rows: Sequence[Row], out: Path) -> None:
+def hold_out(rows: Sequence[Row], out: Path, queries: int = QUERIES, documents: int = DOCUMENTS) -> None:
     """Writes the development sets and the remaining rows; reports the sources that have no development set."""
     held: set[str] = set()
     for group, sources in GROUPS.items():
         own = [pair for _, pair in rows if pair.source in sources and pair.query]
         if own:
-            held |= _write_pairs_set(out / group, own)
+            held |= _write_pairs_set(out / group, own, queries, documents)
         if own and group in CLOZE_GROUPS:
-            held |= _write_cloze_set(out / f"cloze-{group}", own)
+            held |= _write_cloze_set(out / f"cloze-{group}", own, queries, documents)
     write_lines(out / "pairs.jsonl", (row for row, pair in rows if pair.query not in held))
     grouped = {source for sources in GROUPS.values() for source in sources}
     others = Counter(pair.source for _, pair in rows if pair.source not in grouped)
@@ -68,32 +69,32 @@ def hold_out(rows: Sequence[Row], out: Path) -> None:
         print(f"no development set of {others.total():,} rows, whose sources are in no group: {named}", file=sys.stderr)
 
 
-def _write_pairs_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
+def _write_pairs_set(folder: Path, pairs: Sequence[Pair], queries: int, documents: int) -> set[str]:
     answers: dict[str, set[str]] = {}
     for pair in pairs:
         answers.setdefault(pair.query, set()).update(pair.positives)
-    chosen = sorted(answers, key=order)[:QUERIES]
+    chosen = sorted(answers, key=order)[:queries]
     relevant = {text for query in chosen for text in answers[query]}
     others = sorted({text for texts in answers.values() for text in texts} - relevant, key=order)
-    documents = [*sorted(relevant, key=order), *others][: max(DOCUMENTS, len(relevant))]
-    write_retrieval(folder, documents, [(query, answers[query]) for query in chosen])
+    corpus = [*sorted(relevant, key=order), *others][: max(documents, len(relevant))]
+    write_retrieval(folder, corpus, [(query, answers[query]) for query in chosen])
     return set(chosen)
 
 
-def _write_cloze_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
-    documents: list[str] = []
+def _write_cloze_set(folder: Path, pairs: Sequence[Pair], queries: int, documents: int) -> set[str]:
+    texts: list[str] = []
     questions: list[tuple[str, set[str]]] = []
     used: set[str] = set()
-    for pair in sorted(pairs, key=lambda pair: order(pair.positives[0]))[:DOCUMENTS]:
+    for pair in sorted(pairs, key=lambda pair: order(pair.positives[0]))[:documents]:
         passage = pair.positives[0]
         sentences = [part for part in _SENTENCE.split(passage) if len(part) >= 12]
-        if len(sentences) >= 4 and len(questions) < QUERIES:
+        if len(sentences) >= 4 and len(questions) < queries:
             sentence = min(sentences, key=order)
             passage = passage.replace(sentence, "")
             questions.append((sentence, {passage}))
             used.add(pair.query)
-        documents.append(passage)
-    write_retrieval(folder, list(dict.fromkeys(documents)), questions)
+        texts.append(passage)
+    write_retrieval(folder, list(dict.fromkeys(texts)), questions)
     return used
 
 
@@ -103,13 +104,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(name, description=about, epilog=usage, formatter_class=form)
     parser.add_argument("source", type=Path, help="folder with training files (*.jsonl, .gz or .xz)")
     parser.add_argument("out", type=Path, help="folder for the development sets and the remaining pairs")
+    parser.add_argument("--queries", type=positive, default=QUERIES, help=f"of each set, at most (default {QUERIES})")
+    parser.add_argument(
+        "--documents", type=positive, default=DOCUMENTS, help=f"of each set, at most (default {DOCUMENTS:,})"
+    )
     given = parser.parse_args(arguments)
     files = sorted(given.source.glob("*.jsonl*"))
     if not files:
         parser.error(f"{given.source} holds no *.jsonl files")
     given.out.mkdir(parents=True, exist_ok=True)
     try:
-        hold_out(list(read(files)), given.out)
+        hold_out(list(read(files)), given.out, given.queries, given.documents)
     except CareError as error:
         sys.exit(f"holdout: {error}")
 

@@ -24,9 +24,8 @@ def test_help_works_and_a_folder_without_files_is_refused(tmp_path: Path, capsys
     assert f"{tmp_path} holds no *.jsonl files" in errors
 
 
-def test_held_out_queries_are_in_no_training_pair(tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
-    monkeypatch.setattr(holdout, "QUERIES", 5)
-    holdout.hold_out(ROWS, tmp_path)
+def test_held_out_queries_are_in_no_training_pair(tmp_path: Path) -> None:
+    holdout.hold_out(ROWS, tmp_path, queries=5)
     kept = {pair.query for pair in read_pairs(tmp_path / "pairs.jsonl")}
     for name in ("tcm", "chip-cdn"):
         held = load_retrieval(tmp_path / name)
@@ -45,17 +44,14 @@ def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
     assert (tmp_path / "a/tcm/queries.jsonl").read_bytes() == (tmp_path / "b/tcm/queries.jsonl").read_bytes()
 
 
-def test_other_rows_are_kept_as_they_were_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(holdout, "QUERIES", 2)
+def test_other_rows_are_kept_as_they_were_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [
         {"query": f"q{n}", "pos": ["d"], "source": "smile", "instruction": "i", "hypothetical": ["h"], "id": n}
         for n in range(5)
     ]
     untitled = [{"text": PASSAGE.format(n), "source": source} for n in range(5) for source in ("smile", "tcm")]
     write_lines(tmp_path / "mine.jsonl", [*asked, *untitled, {"query": "q", "pos": ["d"]}])
-    holdout.main([str(tmp_path), str(tmp_path / "out")])
+    holdout.main([str(tmp_path), str(tmp_path / "out"), "--queries", "2"])
     kept = [json.loads(line) for line in (tmp_path / "out/pairs.jsonl").read_text(encoding="utf-8").splitlines()]
     held = load_retrieval(tmp_path / "out/smile").queries
     assert len(held) == 2
@@ -63,6 +59,13 @@ def test_other_rows_are_kept_as_they_were_read(
     assert kept == [*others, *untitled, {"query": "q", "pos": ["d"], "source": "mine"}]
     assert not (tmp_path / "out/tcm").exists()
     assert capsys.readouterr().err == "no development set of 1 rows, whose sources are in no group: mine (1)\n"
+
+
+def test_a_set_has_as_many_documents_as_are_asked_for_and_all_answers(tmp_path: Path) -> None:
+    for queries, documents, length in ((5, 12, 12), (5, 3, 5), (30, 100, 30)):
+        holdout.hold_out(ROWS, tmp_path / f"{queries}-{documents}", queries, documents)
+        held = load_retrieval(tmp_path / f"{queries}-{documents}/tcm")
+        assert (len(held.queries), len(held.documents)) == (queries, length)
 
 
 def test_a_bad_row_is_named(tmp_path: Path) -> None:
