@@ -5,6 +5,7 @@ Lists stop at their first error (`fail_fast`): collecting a million errors of on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Self
@@ -265,7 +266,8 @@ PARAMETERS = [
 ]
 LISTS = ("query", "fields", "filters", "facets")  # parameters that may repeat
 OPERATORS = ("eq", "in", "gte", "gt", "lte", "lt")
-NEGATION = "not."
+# The first operator ends the name of the field, which may hold colons itself.
+_FILTER = re.compile(f"(.*?):(not\\.)?({'|'.join(OPERATORS)}):(.*)", re.DOTALL)
 MAX_PARAMETERS = 1000
 
 
@@ -301,11 +303,10 @@ def parse_query_string(raw: bytes) -> SearchRequest:
 
 def _parse_filter(text: str) -> dict[str, Any]:
     """Parses `field:operator:value` or `field:not.operator:value`; commas separate the values of `in`."""
-    name, _, rest = text.partition(":")
-    negated = rest.startswith(NEGATION)
-    operator, colon, value = rest.removeprefix(NEGATION).partition(":")
-    if operator not in OPERATORS or not colon:
+    parts = _FILTER.fullmatch(text)
+    if parts is None:
         form = f"field:operator:value with an operator of {', '.join(OPERATORS)}"
         raise InvalidRequest("filters", f"must read {form}; for example filter=kind:eq:drug")
+    name, negated, operator, value = parts.groups()
     clause = {"field": name, operator: value.split(",") if operator == "in" else value}
     return {"not": clause} if negated else clause

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import urlencode
 
 import pytest
 from pydantic import ValidationError
 
 from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from service.errors import InvalidRequest
-from service.search.request import FilterClause, SearchRequest, require_few_parts
+from service.search.request import FilterClause, SearchRequest, parse_query_string, require_few_parts
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,32 @@ def test_a_clause_becomes_a_filter_of_the_store(clause: dict, expected: Filter) 
     found = FilterClause.model_validate_json(json.dumps(clause), strict=True).to_filter()
     assert found == expected
     assert type(getattr(found, "value", None)) is type(getattr(expected, "value", None))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        ("kind:eq:drug", Equal("kind", "drug")),
+        ("kind:not.in:test,drug", Not(AnyOf("kind", ("test", "drug")))),
+        ("kind:eq:", Equal("kind", "")),
+        ("kind:eq:a:in:b\nc", Equal("kind", "a:in:b\nc")),
+        ("dc:type:eq:book", Equal("dc:type", "book")),
+        ("dc:type:not.gte:b", Not(Range("dc:type", gte="b"))),
+        ("url::in:a", AnyOf("url:", ("a",))),
+        ("a:not:eq:b", Equal("a:not", "b")),
+    ],
+)
+def test_a_filter_of_a_url_names_a_field_and_an_operator(parameter: str, expected: Filter) -> None:
+    request = parse_query_string(urlencode({"q": "a", "filter": parameter}).encode())
+    assert [clause.to_filter() for clause in request.filters] == [expected]
+
+
+@pytest.mark.parametrize(
+    "parameter", ["kind", "kind:eq", "kind:like:x", "kind:not:eq", "kind:not.like:x", "eq:drug", ""]
+)
+def test_a_filter_of_a_url_without_an_operator_is_refused(parameter: str) -> None:
+    with pytest.raises(InvalidRequest, match="filters: must read field:operator:value"):
+        parse_query_string(urlencode({"q": "a", "filter": parameter}).encode())
 
 
 @pytest.mark.parametrize(
