@@ -187,9 +187,11 @@ def stream(queries: Sequence[str], options: SearchOptions) -> Call[None]:
 
 def _path_of(id: str) -> str:
     try:
-        return f"/v1/documents/{quote(id, safe='')}"
+        quoted = quote(id, safe="")
     except UnicodeEncodeError as error:
         raise CareClientError(f"this id holds half of a surrogate pair: {error}") from error
+    # Plain dots alone are steps in an address, and would lead to another path.
+    return f"/v1/documents/{quoted.replace('.', '%2E') if quoted in ('.', '..') else quoted}"
 
 
 def document(id: str) -> Call[Document]:

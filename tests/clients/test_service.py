@@ -213,3 +213,9 @@ def test_reranking_without_a_reranker_raises_an_error_with_the_remedy(client: Ca
 def test_what_cannot_be_sent_is_an_error_of_the_client(client: CareClient, ask: Callable[[CareClient], Any]) -> None:
     with pytest.raises(CareClientError, match=r"surrogate|cannot be sent as JSON"):
         ask(client)
+
+
+@pytest.mark.parametrize("id", [".", "..", "a/../b", "%2e"])
+def test_an_id_of_dots_is_no_other_path(client: CareClient, id: str) -> None:
+    with pytest.raises(NotFound, match="no document with this id"):
+        client.document(id)
