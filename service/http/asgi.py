@@ -40,6 +40,9 @@ TIMINGS = "care.timings"  # and the time of its stages
 JSON = (b"content-type", b"application/json")
 LINES = (b"content-type", b"application/x-ndjson")
 IDENTITY = b"identity"
+BOM = b"\xef\xbb\xbf"
+GZIP = b"\x1f\x8b"
+COMPRESSED = "is compressed, which is not read here"
 ERRORS = {
     401: "No key, or one that is not in force",
     403: "The key lacks the scope",
@@ -90,7 +93,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     if length.isdigit() and int(length) > limit:
         raise _too_large(limit)
     if headers.get(b"content-encoding", IDENTITY).lower() != IDENTITY:
-        raise InvalidRequest("body", "is compressed (Content-Encoding), which is not read here; send it plain")
+        raise InvalidRequest("body", f"{COMPRESSED}; send it plain and without the header Content-Encoding")
     body = b""
     while True:
         message = await receive()
@@ -110,15 +113,25 @@ def _too_large(limit: int) -> BodyTooLarge:
 
 def parse_body(model: type[Model], body: bytes, most: int) -> Model:
     """Parses a JSON body whose lists may hold `most` elements; an error names the wrong field."""
+    body = body.removeprefix(BOM)
     try:
         require_few_parts(body, most)
         return model.model_validate_json(body, strict=True)
+    except InvalidRequest:
+        _require_text(body)
+        raise
     except ValidationError as error:
-        try:
-            body.decode("utf-8")
-        except UnicodeDecodeError:
-            raise InvalidRequest(next(iter(model.model_fields)), "the body is not UTF-8") from None
+        _require_text(body)
         raise invalid_request(error, model) from None
+
+
+def _require_text(body: bytes) -> None:
+    """Raises InvalidRequest if the body is not UTF-8: no parser says so in plain words."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError:
+        fault = f"{COMPRESSED}; send it plain" if body.startswith(GZIP) else "is not UTF-8; convert it"
+        raise InvalidRequest("body", fault) from None
 
 
 class SearchRoute:
