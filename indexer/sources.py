@@ -76,6 +76,9 @@ def read_rows(path: Path) -> Iterator[Row]:
         yield from reader(path)
     except PermissionError as error:
         raise _denied(error, path) from error
+    except gzip.BadGzipFile as error:
+        fix = "fetch it again, or leave .gz out of its name if it is not compressed"
+        raise BadCorpus(f"{path} is not gzip from beginning to end ({error}); {fix}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise BadCorpus(f"{path} cannot be read to its end ({error}); fetch it again") from error
 

@@ -75,6 +75,15 @@ def test_gzip_is_read_like_the_file_inside(tmp_path: Path) -> None:
     assert read(path)[0].text == "正文"
 
 
+@pytest.mark.parametrize("name", ["c.jsonl.gz", "c.csv.gz"])
+@pytest.mark.parametrize("packed", [b"", gzip.compress(b"")])
+def test_a_file_that_is_not_gzip_is_named(tmp_path: Path, name: str, packed: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(packed + json.dumps(GOOD).encode())
+    with pytest.raises(BadCorpus, match=r"is not gzip from beginning to end .* leave \.gz out of its name"):
+        read(path)
+
+
 def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(GOOD).encode() * 1000)[:-20])
