@@ -53,6 +53,8 @@ _WRITER_BYTES = 64_000_000
 _MOST_HITS = 10_000
 _MOST_ALLOWED = 50_000
 _REMOVALS = 100
+# From this number of terms on, cutting a text into its terms takes less time than looking for each.
+_MANY_TERMS = 250
 
 
 def terms(text: str) -> list[str]:
@@ -68,7 +70,10 @@ def terms(text: str) -> list[str]:
 
 
 def count_terms(text: str, wanted: Collection[str]) -> tuple[Counter[str], int]:
-    """Counts these terms in a text, and all its terms, in a fraction of the time that `terms` takes."""
+    """Counts these terms in a text, and all its terms; for a few terms in a fraction of the time that `terms` takes."""
+    if len(wanted) >= _MANY_TERMS:
+        every, total = _count_all(text)
+        return Counter({term: times for term, times in every.items() if term in wanted}), total
     runs = _runs(text)
     chinese = [run for run in runs if _is_chinese(run)]
     counts = Counter(run for run in runs if run in wanted and not _is_chinese(run))

@@ -42,7 +42,10 @@ def test_texts_of_the_index_score_as_the_index_scores_them(index: LexicalIndex, 
     np.testing.assert_allclose(found, expected(index, query), rtol=1e-5)
 
 
-@pytest.mark.parametrize("query", [*QUERIES, "高高高 1.5 ＡＢＣ", "㿠白"])
+MANY = "高高高 1.5 ＡＢＣ " + "".join(map(chr, range(0x4E00, 0x4F00)))  # terms are then counted in another way
+
+
+@pytest.mark.parametrize("query", [*QUERIES, "高高高 1.5 ＡＢＣ", "㿠白", MANY])
 def test_the_terms_of_a_query_alone_score_as_all_do(index: LexicalIndex, query: str) -> None:
     some = [*texts(60, 2), "高高高高 高 高高", "1.5 1.5.2 5 ABC ａｂｃ_abc", "㿠白 豈更", ""]
     weights = index.weights(query)
