@@ -100,12 +100,12 @@ class Portions:
             self.dispatcher.require_room(self.serving, jobs, bulk=self.bulk)
 
     async def single(
-        self, texts: Sequence[str], prepare: Prepare[Note], finish: Callable[[Note, Outcome | None], bytes]
+        self, texts: Sequence[str], prepare: Prepare[Note], finish: Callable[[Note, Outcome | None], Awaitable[bytes]]
     ) -> list[bytes]:
         """Finishes the texts of one portion as they come; without `outcomes`, which adds 8 µs to a cached answer."""
         waiting = self._submit(await prepare(texts)) or deque()
         try:
-            return [finish(*await self._next(waiting)) for _ in texts]
+            return [await finish(*await self._next(waiting)) for _ in texts]
         finally:
             _cancel(waiting)
 

@@ -129,18 +129,19 @@ def _hit_json(
     account: Account | None,
 ) -> bytes:
     stored = serving.overlay.document(document)
+    text = stored.text if Part.SNIPPET in view.parts or view.passages else ""  # parsed once, as it may be long
     written = [b'"score":%b' % repr(score).encode(), _stored_json(stored, view.parts)]
     if rerank_score is not None:
         written.insert(1, b'"rerank_score":%b' % repr(rerank_score).encode())
     if Part.SNIPPET in view.parts:
-        written.append(_snippet_json(serving, stored, passage, wanted))
+        written.append(_snippet_json(serving, text, passage, wanted))
     if Part.TEXT in view.parts:
         written.append(b'"text":' + stored.text_json)
     if Part.HEADLINE in view.parts:
         written.append(b'"headline":' + orjson.dumps(stored.headline))
     if account is not None and view.passages:
         found = account.passages.get(document, [])[: view.passages]
-        passages = [_passage_json(serving, stored, *each, view.parts, wanted) for each in found]
+        passages = [_passage_json(serving, text, *each, view.parts, wanted) for each in found]
         written.append(b'"passages":[%b]' % b",".join(passages))
     if account is not None and view.explain:
         written.append(_explanation_json(account, document))
@@ -148,19 +149,19 @@ def _hit_json(
 
 
 def _passage_json(
-    serving: Serving, stored: StoredDocument, row: int, score: float, parts: frozenset[Part], wanted: Sequence[str]
+    serving: Serving, text: str, row: int, score: float, parts: frozenset[Part], wanted: Sequence[str]
 ) -> bytes:
     span = serving.overlay.span(row)
     written = [b'"span":[%d,%d],"score":%b' % (*span, repr(round(score, SCORE_DECIMALS)).encode())]
     if Part.SNIPPET in parts:
-        written.append(_snippet_json(serving, stored, row, wanted))
+        written.append(_snippet_json(serving, text, row, wanted))
     if Part.TEXT in parts:
-        written.append(b'"text":' + orjson.dumps(stored.text[slice(*span)]))
+        written.append(b'"text":' + orjson.dumps(text[slice(*span)]))
     return b"{%b}" % b",".join(written)
 
 
-def _snippet_json(serving: Serving, stored: StoredDocument, passage: int, wanted: Sequence[str]) -> bytes:
-    snippet = make_snippet(stored.text, serving.overlay.span(passage), wanted)
+def _snippet_json(serving: Serving, text: str, passage: int, wanted: Sequence[str]) -> bytes:
+    snippet = make_snippet(text, serving.overlay.span(passage), wanted)
     return b'"snippet":%b,"highlights":%b' % (orjson.dumps(snippet.text), orjson.dumps(snippet.highlights))
 
 

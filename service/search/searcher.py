@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,8 @@ PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID, cache=False)
 class Searcher:
     """Answers requests from the serving that it is given.
 
-    `hyde` is None if no language model is configured, `reranker` if none is loaded.
+    `hyde` is None if no language model is configured, `reranker` if none is loaded. `explaining` is held while a
+    thread writes passages and explanations: more threads would share the interpreter, and leave less to the event loop.
     """
 
     settings: Settings
@@ -67,6 +68,7 @@ class Searcher:
     hyde: Hyde | None
     rates: Rates
     reranker: Reranker | None = None
+    explaining: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def search(self, serving: Serving, request: SearchRequest, key: Key = ANYONE) -> tuple[bytes, Timings]:
         """Returns body and timings; raises InvalidRequest, BadFilter, DeadlineExceeded, and the dispatcher's errors."""
@@ -84,7 +86,7 @@ class Searcher:
         end, left, answered = perf_counter() + settings.max_stream_seconds, settings.max_stream_bytes, 0
         async with contextlib.aclosing(run.outcomes()) as outcomes:
             async for query, outcome in outcomes:
-                line = _one_line(run.write(query, outcome)) + b"\n"
+                line = _one_line(await run.write(query, outcome)) + b"\n"
                 left -= len(line)
                 if left < 0:
                     more = f"larger than {settings.max_stream_bytes} bytes (CARE_MAX_STREAM_BYTES)"
@@ -255,9 +257,9 @@ class _Run:
         """Returns the JSON of one result per query, in order; raises InvalidRequest if they are too large together."""
         queries, left = self._queries, most_bytes
 
-        def write(query: _Query | bytes, outcome: Outcome | None) -> bytes:
+        async def write(query: _Query | bytes, outcome: Outcome | None) -> bytes:
             nonlocal left
-            result = self.write(query, outcome)
+            result = await self.write(query, outcome)
             left -= len(result)
             if left < 0:
                 less = "ask fewer queries, a smaller top_k or fewer fields, or for lines (Accept: application/x-ndjson)"
@@ -271,12 +273,12 @@ class _Run:
             if not self._rerank_depth:
                 async for query, outcome in outcomes:  # other requests have their turns between two of them
                     self._portions.deadline.seconds_left()
-                    written.append(write(query, outcome))
+                    written.append(await write(query, outcome))
                 return written
             # All queries are ranked before any is reranked, which may use up the time limit.
             ranked = [each async for each in outcomes]
         for query, outcome in ranked:
-            written.append(write(query, await self._rerank(query, outcome)))
+            written.append(await write(query, await self._rerank(query, outcome)))
             await asyncio.sleep(0)
         return written
 
@@ -407,14 +409,21 @@ class _Run:
             raise EncoderAway(f"{error}; mode lexical works without it", error.expected_seconds) from None
         return list(embedded.vectors)
 
-    def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
-        """Fetches the documents of a ranking, writes them as JSON, and caches result and embedding."""
+    async def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
+        """Fetches the documents of a ranking, writes them as JSON, and caches result and embedding.
+
+        A thread finds passages and explanations, one request at a time: of long documents it takes a second.
+        """
         if isinstance(query, bytes):
             return query  # the cached result
         assert outcome is not None  # a query that is not cached has a job
-        began = perf_counter()
-        text, hyde = query.text, query.hyde
-        result = result_json(self._serving, outcome.found, self._options, self._view, text.text, text.truncated, hyde)
+        began, text = perf_counter(), query.text
+        facts = (self._serving, outcome.found, self._options, self._view, text.text, text.truncated, query.hyde)
+        if self._view.needs_evidence:
+            async with self._shared.explaining:
+                result = await asyncio.to_thread(result_json, *facts)
+        else:
+            result = result_json(*facts)
         reranked = outcome.found.reranked
         # What was not scored in time may be another time.
         if query.key is not None and (reranked is None or reranked.scored == reranked.depth):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from service.engine.jobs import Job, SearchJob
+from service.engine.jobs import Found, Job, Options, SearchJob
 from service.engine.queue import ONLINE_JOBS, Dispatcher, Future
+from service.search import searcher
+from service.search.results import View
 from service.serving.serving import Serving
 from tests.api.gate import Gate, block_engine
 from tests.api.support import ENTRIES, LONG, Built, copy_collection, make_settings, running
@@ -23,6 +27,30 @@ async def hits(client: httpx.AsyncClient, **body: object) -> list[dict]:
     response = await client.post("/v1/search", json=body)
     assert response.status_code == 200, response.text
     return response.json()["results"][0]["hits"]
+
+
+@pytest.mark.parametrize("extra", [{"passages": 1}, {"explain": True}])
+async def test_other_requests_are_answered_while_passages_are_written(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, extra: dict
+) -> None:
+    write, begun, others_done = searcher.result_json, asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(serving: Serving, found: Found, options: Options, view: View, *rest: Any) -> bytes:  # noqa: ANN401
+        if view.needs_evidence:
+            loop.call_soon_threadsafe(begun.set)
+            assert others_done.wait(60)
+        return write(serving, found, options, view, *rest)
+
+    monkeypatch.setattr(searcher, "result_json", slow)
+    async with asyncio.TaskGroup() as group:
+        explained = group.create_task(hits(client, query="发热", **extra))
+        await begun.wait()
+        try:
+            assert await hits(client, query="发热")
+        finally:
+            others_done.set()
+    assert extra.keys() <= explained.result()[0].keys()
 
 
 @pytest.mark.parametrize(("queries", "bulk"), [(ONLINE_JOBS, False), (ONLINE_JOBS, True), (ONLINE_JOBS + 1, False)])

@@ -70,9 +70,13 @@ async def stream(request: Portions, items: Sequence[int], prepare: Prepare) -> A
 async def run(request: Portions, items: Sequence[int]) -> list[int]:
     """All results."""
     if len(items) <= request.size:
-        return await request.single(items, prepare, finish)
+        return await request.single(items, prepare, finish_soon)
     async with aclosing(stream(request, items, prepare)) as results:
         return [result async for result in results]
+
+
+async def finish_soon(note: int, outcome: Outcome | None) -> int:
+    return finish(note, outcome)
 
 
 async def prepare(items: Sequence[int]) -> list[Prepared[int]]:
