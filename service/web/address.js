@@ -20,7 +20,8 @@ export function readAddress(text) {
   const filters = Object.create(null); // a field may have any name, "constructor" too
   for (const filter of said.getAll("filter")) {
     const colon = filter.indexOf(":");
-    if (colon > 0) (filters[filter.slice(0, colon)] ??= []).push(filter.slice(colon + 1));
+    const field = filter.slice(0, colon).replaceAll("%3A", ":").replaceAll("%25", "%");
+    if (colon > 0) (filters[field] ??= []).push(filter.slice(colon + 1));
   }
   const ranges = Object.create(null);
   for (const range of said.getAll("range")) {
@@ -44,7 +45,8 @@ export function writeAddress({ query, mode, topK, filters, from, to, ranges, exp
   if (!query) return "";
   const said = new URLSearchParams({ q: query, mode, top_k: String(topK) });
   for (const [field, values] of Object.entries(filters)) {
-    for (const value of values) said.append("filter", `${field}:${value}`);
+    const name = field.replaceAll("%", "%25").replaceAll(":", "%3A"); // the first colon ends it
+    for (const value of values) said.append("filter", `${name}:${value}`);
   }
   if (from) said.set("from", from);
   if (to) said.set("to", to);

@@ -134,6 +134,17 @@ def test_a_shared_address_gives_the_same_search(page: Page) -> None:
     assert page.chrome.title.startswith(QUERY)
 
 
+def test_an_address_keeps_filters_with_colons(page: Page) -> None:
+    filters = {"dc:type": ["a", "b:c"], "kind": ["a:b", ":", "%3A"], "%3A%25": ["%"]}
+    page.open()
+    read = page.run_async(
+        "const { readAddress, writeAddress } = await import('/static/address.js');"
+        "return readAddress(writeAddress({ ...readAddress(''), query: 'a', filters: arguments[0] })).filters",
+        filters,
+    )
+    assert read == filters
+
+
 def test_the_query_is_never_sent_in_a_url(page: Page) -> None:
     page.open_query(QUERY)
     sent = page.run("return performance.getEntries().map((entry) => new URL(entry.name, location).search)")
