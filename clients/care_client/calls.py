@@ -113,7 +113,7 @@ class Call(Generic[T]):
             raise CareClientError(
                 f"{self.path[:SHOWN_PATH]}: no address ({error}); is this the id of a document?"
             ) from error
-        except ValueError as error:  # half of a surrogate pair, or a number that is not finite
+        except (TypeError, ValueError) as error:  # a date or a set; half of a surrogate pair; a number not finite
             raise CareClientError(f"cannot be sent as JSON: {error}") from error
 
     def pause(self, reply: Reply, attempts: Attempts) -> float | None:

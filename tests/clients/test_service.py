@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import pytest
@@ -204,6 +205,8 @@ def test_reranking_without_a_reranker_raises_an_error_with_the_remedy(client: Ca
     [
         lambda client: client.search("\ud800"),
         lambda client: client.search("头痛", min_score=math.nan),
+        lambda client: client.search("头痛", fields={"title"}),
+        lambda client: client.search("头痛", filters=[{"field": "updated", "gte": date(2025, 1, 1)}]),
         lambda client: client.document("\ud800"),
         lambda client: client.delete_document("\ud800"),
         lambda client: client.rerank("头痛", ["\ud800"]),
