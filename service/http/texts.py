@@ -179,7 +179,7 @@ async def get_model(request: Request, model: str) -> ModelFacts:
 async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsRequest, tenant: bytes = b"") -> bytes:
     """Answers a request for embeddings."""
     _check_model(request.model, [runtime.embedder.model])
-    _check_texts("input", request.texts, runtime.settings.max_texts)
+    _check_texts("input", request.texts, runtime.settings.max_texts, alone=isinstance(request.input, str))
     spec = serving.encoder.spec
     if request.input_type not in spec.sides:
         raise InvalidRequest("input_type", f"this encoder reads only: {', '.join(spec.sides)}")
@@ -260,12 +260,12 @@ def _check_model(name: str | None, known: Sequence[str]) -> None:
         raise NotFound(f"this model is not served here; the one that is: {' or '.join(known)}")
 
 
-def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
+def _check_texts(field: str, texts: Sequence[str], most: int, *, alone: bool = False) -> None:
     if not 1 <= len(texts) <= most:
         raise InvalidRequest(field, f"must hold between 1 and {most} texts, got {len(texts)}")
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(texts):
         if is_blank(text):
-            raise InvalidRequest(field, f"text {number} must not be empty")
+            raise InvalidRequest(field if alone else f"{field}[{number}]", "must not be empty")
 
 
 def _usage(tokens: int) -> dict[str, int]:

@@ -166,6 +166,16 @@ async def test_an_unknown_model_name_is_refused(client: httpx.AsyncClient, path:
     assert "care-small-zh" in check(response, 404, "not_found")
 
 
+async def test_an_empty_text_is_named_by_its_place(client: httpx.AsyncClient) -> None:
+    for path, body, field, place in (
+        ("embeddings", {"input": " "}, "input", "input"),
+        ("embeddings", {"input": ["a", ""]}, "input", "input[1]"),
+        ("rerank", {"query": "a", "documents": ["", "b"]}, "documents", "documents[0]"),
+    ):
+        message = check(await client.post(f"/v1/{path}", json=body), 422, "invalid_request", field)
+        assert message == f"{place}: must not be empty"
+
+
 async def test_bodies_that_cannot_be_read_are_refused(client: httpx.AsyncClient) -> None:
     check(await client.post("/v1/embeddings", content=b"{"), 422, "invalid_request", "body")
     check(await client.post("/v1/embeddings", content=b'{"input": "\xff"}'), 422, "invalid_request", "body")
