@@ -170,6 +170,7 @@ class ContrastStage(Work):
         if (name, side) not in self._token_tables:
             spec, tokenizer = self.encoders[name].spec, self.encoders[name].tokenizer
             place = self._scratch / f"{name}-{side}"
-            table = TokenTable.build(self._texts(side), spec, tokenizer, self._ranks, place)
+            texts = self._store.asked_of(name, self._texts(side))
+            table = TokenTable.build(texts, spec, tokenizer, self._ranks, place)
             self._token_tables[name, side] = table
         return self._token_tables[name, side]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from models.training.int8 import quantize_base
 from models.training.ranks import Ranks
 from models.training.recipe import Encoder, Recipe
 from models.training.shapes import fresh_config
+from models.training.texts import Texts
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Trainable = Adaptable | TorchReranker
@@ -134,6 +136,10 @@ class EncoderStore:
             return EncoderSpec.model_validate(spec.model_dump() | changes)
         except ValidationError as error:
             raise BadEncoder(f"encoders.{name}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+
+    def asked_of(self, name: str, texts: Texts) -> Texts:
+        """Returns the texts, without the rows' instructions if the recipe gives the encoder a query_instruction."""
+        return texts if self.recipe.encoders[name].query_instruction is None else replace(texts, instructions=None)
 
     def open(self, name: str, *, trained: bool) -> TorchEncoder:
         """Opens the encoder on the training device; what is trained of it requires gradients."""

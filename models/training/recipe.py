@@ -87,7 +87,8 @@ class Encoder(Section):
     query_template: str | None = None
     """What stands before a query, with {instruction} in it; also for the instructions of rows."""
     query_instruction: str | None = None
-    """Instead of `instruction`: what stands before a query, as it is. Default: what the start's own files say."""
+    """Instead of `instruction`: what stands before every query, as it is; instructions of rows are left out. Default:
+    what the start's own files say."""
     document_instruction: str | None = None
     """Default: what the start's own files say; "" for none."""
     projection: Positive | None = None

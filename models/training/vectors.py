@@ -170,7 +170,7 @@ def _write_moments(kept: Kept, store: EncoderStore) -> None:
 
 
 def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int, precision: str) -> Kept:
-    ranks = store.ranks
+    ranks, texts = store.ranks, store.asked_of(name, texts)
     shelf = Shelf(store.vectors, _function(name, store, precision), texts.side, store.recipe.part_of(name))
     known = shelf.find(texts)
     if not ranks.any(len(known.missing) > 0):
