@@ -28,6 +28,7 @@ NLI = [{"sentence1": "a", "sentence2": f"s{n}", "gold_label": label} for n, labe
        enumerate(("entailment", "contradiction", "neutral"))]  # fmt: skip
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("pubmed", ".jsonl", json.dumps(CHUNK), {"title": "Insulin", "text": "Lowers glucose."}),
+    ("textbooks", ".jsonl", json.dumps(CHUNK | {"title": "Pathology_Robbins"}), {"text": "Lowers glucose."}),
     ("meadow", ".json", json.dumps([{"instruction": "i", "input": "abstract", "output": "title"}]),
      {"title": "title", "text": "abstract"}),
     ("s2orc", ".jsonl", json.dumps({"title": None, "abstract": "a"}), {"text": "a"}),
