@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from cli import main
 from models.errors import BadData
 from models.training.recipe import Recipe
 from models.training.sources import CURATE, inputs_of, make, missing, parsed, weights
+from models.training.stages import files_of
 
+BMRETRIEVER = Path("models/training/recipes/bmretriever.toml")
+WITH_NEGATIVES = {"triple", "labelled", "passages"}
+"""Kinds of published records that name what does not answer a query."""
 RECIPES = sorted(Path("models/training/recipes").rglob("*.toml"))
 
 
@@ -37,6 +42,39 @@ def test_bmretriever_queries_have_the_instruction_of_their_corpus() -> None:
     files = Recipe.load(Path("models/training/recipes/bmretriever.toml")).files
     made = [parsed(how, "OUT") for how in files.values() if "--kind query" in how]
     assert len({arguments.instruction for arguments in made} - {None}) == len(made) == 2
+
+
+def test_bmretriever_mines_a_negative_for_rows_that_come_without_one() -> None:
+    formats = tomllib.loads(Path("models/curation/formats.toml").read_text(encoding="utf-8"))
+    mine, instruct = (Recipe.load(BMRETRIEVER).stages[name] for name in ("mine", "instruct"))
+    mined, own = ({Path(file).stem for file in files_of(stage)} for stage in (mine, instruct))
+    assert not mined & own
+    labelled = {name for name in mined | own if formats.get(name, {"row": [""]})["row"][0] in WITH_NEGATIVES}
+    assert labelled == {"mednli", "mqp", "msmarco", "nq", "nli"}
+    assert own == {"@mine", "consistent", "triples", *labelled}
+    assert len(mined) == 6
+
+
+def test_bmretriever_asks_language_models_for_as_much_as_its_paper() -> None:
+    files = Recipe.load(BMRETRIEVER).files
+    taken = {place: parsed(how, "OUT") for place, how in files.items() if how.startswith("care curate take")}
+    rows = {"pubmed": 8_000_000, "meadow": 460_000, "textbooks": 126_000}  # as the recipe describes them
+    sizes = {place: given.share[1] * rows[given.files[0].stem] for place, given in taken.items()}
+    asked = {
+        kind: [parsed(how, "OUT") for how in files.values() if f"--kind {kind}" in how] for kind in ("query", "tasks")
+    }
+    questions, (tasks,) = sum(sizes[str(given.files[0])] for given in asked["query"]), asked["tasks"]
+    assert questions == pytest.approx(500_000, rel=0.02)
+    assert sizes[str(tasks.files[0])] * tasks.count == pytest.approx(20_000, rel=0.02)
+
+
+def test_the_largest_bmretriever_is_pretrained_on_a_million_passages() -> None:
+    files = Recipe.load(BMRETRIEVER.with_name("bmretriever-7b.toml")).files
+    given = parsed(files["data/biomedical/million.jsonl"], "OUT")
+    assert {file.stem for file in given.files} == {
+        Path(file).stem for file in files_of(Recipe.load(BMRETRIEVER).stages["pretrain"])
+    }
+    assert given.share[1] * 11_011_000 == pytest.approx(1_000_000, rel=0.001)  # the sum of table 8
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
