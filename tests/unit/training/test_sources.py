@@ -38,6 +38,24 @@ def test_the_dry_run_of_every_recipe_ends_with_the_commands_for_its_files(path: 
         assert not later & set(inputs_of(line.partition(" --out ")[0])), "it is made before it is read"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "stage"),
+    [
+        ("care-0.3b-4b", "document"),
+        ("care-0.3b-8b", "joint"),
+        ("ablations/query-encoder-undiversified", "query"),
+        ("ablations/query-encoder-diverse-queries", "query"),
+    ],
+)
+def test_care_is_tuned_on_graded_rows_and_the_training_rows_of_its_benchmark(recipe: str, stage: str) -> None:
+    found = Recipe.load(Path(f"models/training/recipes/{recipe}.toml"))
+    (file,) = files_of(found.stages[stage])
+    made = [found.files[part] for part in inputs_of(found.files[file])]
+    assert [how.removeprefix(CURATE).partition(" ")[0] for how in made] == ["judge", "clean", "synthesize"]
+    assert "cmedqa" in made[1]
+    assert "--kind synonym" in made[2]
+
+
 def test_bmretriever_queries_have_the_instruction_of_their_corpus() -> None:
     files = Recipe.load(Path("models/training/recipes/bmretriever.toml")).files
     made = [parsed(how, "OUT") for how in files.values() if "--kind query" in how]
