@@ -4,7 +4,7 @@ import pytest
 
 from models.errors import BadData
 from models.training.recipe import Recipe
-from models.training.stages import Contrast
+from models.training.stages import Contrast, files_of
 
 RECIPES = sorted(Path("models/training/recipes").rglob("*.toml"))
 CARE = Path("models/training/recipes/care-0.3b-4b.toml")
@@ -140,3 +140,31 @@ def test_an_ablation_changes_what_its_name_says() -> None:
     for name, expected in skipped.items():
         recipe = Recipe.load(folder / f"{name}.toml")
         assert {stage for stage, settings in recipe.stages.items() if settings.skip} == expected
+
+
+def test_an_ablation_of_bmretriever_changes_what_its_name_says() -> None:
+    def files(name: str) -> set[str]:
+        read = (file for each in ("mine", "instruct") for file in files_of(found(name).stages[each]))
+        return {Path(file).stem for file in read}
+
+    def found(name: str) -> Recipe:
+        return Recipe.load(CARE.parent / "ablations" / f"bmretriever-{name}.toml")
+
+    whole = Recipe.load(CARE.parent / "bmretriever-410m.toml")
+    synthetic = {"consistent", "triples"}
+    biomedical = {"stackexchange", "mednli", "mqp", "medquad", "healthcaremagic"}
+    general = {"eli5", "gooaq", "msmarco", "nq", "nli", "fever"}
+    everything = {"@mine"} | synthetic | biomedical | general
+    assert {Path(file).stem for name in ("mine", "instruct") for file in files_of(whole.stages[name])} == everything
+    for name, left in (("synthetic", synthetic), ("biomedical", biomedical), ("general", general)):
+        assert files(f"without-{name}") == everything - left
+    assert {Path(file).stem for file in files_of(found("unsupervised").stages["instruct"])} == synthetic
+    assert found("unsupervised").stages["mine"].skip
+    assert {name for name, each in found("without-tuning").stages.items() if each.skip} == {"mine", "instruct"}
+    assert {name for name, each in found("without-pretraining").stages.items() if each.skip} == {"pretrain"}
+    for name in ("pretrain", "instruct"):
+        assert stage(found("cosine"), name).loss.model_dump() == stage(whole, name).loss.model_dump() | {
+            "similarity": "cosine"
+        }
+    assert stage(found("tenth-tuning"), "instruct").epochs == 0.1
+    assert files_of(found("tenth-pretraining").stages["pretrain"]) == ["data/biomedical/tenth.jsonl"]
