@@ -102,12 +102,15 @@ def plan(recipe: Recipe, tflops: float) -> str:
     check(recipe)
     costs = {name: cost_of(recipe, name) for name in recipe.encoders}
     lines = [recipe.about, f"space {recipe.space}, {recipe.dim} dimensions, seed {recipe.seed}", "", "encoders"]
+    trained = {name for stage in recipe.stages.values() if not stage.skip for name in trained_by(stage)}
     for name, config in recipe.encoders.items():
         start, cost = f"copy of {config.copy_of}" if config.copy_of else config.start or "random weights", costs[name]
-        size = f"{_count(cost.whole)} parameters, {_count(cost.trained)} trained" if cost else "shape not known"
+        size = f"{_count(cost.whole)} parameters" if cost else "shape not known"
+        part = f"{_count(cost.trained)} trained" if cost else "trained"
+        role = f"{part} ({describe(config)})" if name in trained else "only read"
         use = f"{config.pooling or 'own'} pooling, {config.max_length} tokens"
         use += f", joined with {config.beside.encoder} (share {config.beside.share:g})" if config.beside else ""
-        lines.append(f"  {name:10} {start}: {size} ({describe(config)}), {use}")
+        lines.append(f"  {name:10} {start}: {size}, {role}, {use}")
     for name, stage in recipe.stages.items():
         lines += ["", f"stage {name}: {stage.kind}" + (", skipped" if stage.skip else "")]
         if not stage.skip:

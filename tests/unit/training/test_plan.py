@@ -52,6 +52,17 @@ def test_the_plan_prints_table_17(size: str, capsys: pytest.CaptureFixture[str])
     assert precision in section(text, "joint")
 
 
+def test_the_plan_tells_encoders_that_are_trained_from_those_that_are_only_read() -> None:
+    text = plan(Recipe.load(RECIPES / "bmretriever.toml"), tflops=100)
+    assert re.search(r"both +data/weights/gemma-2b: 2\.51B parameters, [\d.]+M trained \(LoRA rank 16", text)
+    assert re.search(r"finder +data/weights/e5-base: [\d.]+M parameters, only read, mean pooling", text)
+    untuned = plan(
+        Recipe.load(RECIPES / "bmretriever.toml", ["stages.pretrain.skip=true", "stages.instruct.skip=true"]),
+        tflops=100,
+    )
+    assert re.search(r"both +data/weights/gemma-2b: 2\.51B parameters, only read, eos pooling", untuned)
+
+
 @pytest.mark.parametrize("tflops", ["0", "nan", "-1"])
 def test_a_speed_must_be_above_zero(tflops: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
