@@ -56,6 +56,15 @@ def test_care_is_tuned_on_graded_rows_and_the_training_rows_of_its_benchmark(rec
     assert "--kind synonym" in made[2]
 
 
+def test_cardioembed_has_paraphrases_of_two_models_and_holds_a_tenth_out() -> None:
+    files = Recipe.load(Path("models/training/recipes/cardioembed.toml")).files
+    asked = [parsed(how, "OUT") for how in files.values() if "--kind paraphrase" in how]
+    taken = [parsed(files[str(given.files[0])], "OUT") for given in asked]
+    assert len({str(given.models) for given in asked}) == 2
+    assert sorted(tuple(given.share) for given in taken) == [(0, 0.45), (0.45, 0.9)]
+    assert len({str(given.files) for given in taken}) == 1
+
+
 def test_bmretriever_queries_have_the_instruction_of_their_corpus() -> None:
     files = Recipe.load(Path("models/training/recipes/bmretriever.toml")).files
     made = [parsed(how, "OUT") for how in files.values() if "--kind query" in how]
