@@ -86,7 +86,7 @@ def test_an_unknown_name_gives_an_error_with_the_known_names() -> None:
     [
         ("cmedteb", 5, 734 + 1128 + 5000 + 1000 + 1000, 229457),
         ("cmirb", 10, 10962, 27871 + 56441 + 54021 + 100999 + 100001 + 12577 + 100001 + 27570 + 36703 + 36758),
-        ("cardioembed", 1, 6259, 6259),
+        ("cardioembed", 4, 6259 + 100 + 300 + 323, 6259 + 5183 + 3633),
         ("care-gold-pool", 10, 697 + 318 + 1255 + 943 + 439 + 1879 + 300 + 57 + 4000 + 100, 5 * 30246 + 37645 + 5183),
     ],
 )
@@ -103,6 +103,15 @@ def test_the_eleven_sets_of_bmretriever_have_the_kinds_of_its_five_tasks() -> No
     assert [name for name, kind in kinds.items() if kind is Kind.LINKING] == ["drugbank", "mesh"]
     assert [name for name, kind in kinds.items() if kind is Kind.RERANK] == ["relish"]
     assert [name for name, kind in kinds.items() if kind is Kind.STS] == ["biosses"]
+
+
+def test_the_public_sets_of_cardioembed_are_judged_without_an_instruction() -> None:
+    """The encoder reads bare texts (section 2.2); table 2 prints these metrics."""
+    public = {item.name: item for item in read("cardioembed").sets if item.mteb}
+    assert {name: item.metric for name, item in public.items()} == {
+        "biosses": "Spearman", "scifact": "nDCG@10", "nfcorpus": "nDCG@10"
+    }  # fmt: skip
+    assert {item.query_instruction for item in public.values()} == {None}
 
 
 def test_every_set_of_cmirb_has_a_prompt_and_an_instruction_of_its_own() -> None:
