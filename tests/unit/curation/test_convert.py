@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_judged_rows_become_sets_with_a_card(tmp_path: Path) -> None:
     ]
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in "甲乙丙丁戊"])
     sts: list[dict[str, object]] = [{"text": "不是句对", "neg": ["丙"]}]
-    sts += [{"query": f"句{n}", "pos": [f"同{n}"], "neg": [f"难{n}", f"易{n}"]} for n in range(20)]
+    sts += [{"query": f"句{n}", "pos": [f"同{n}"], "neg": [f"难{n}", f"易{n}"]} for n in range(400)]
     agreement = {"passages": 9, "kappa_grades": 0.5, "kappa_relevant": None}
     report = {"run": {"parameters": {"models": ["a", "b"]}}, "agreement": agreement}
     write_lines(tmp_path / "rows.jsonl.report.json", [report])
@@ -164,7 +165,10 @@ def test_judged_rows_become_sets_with_a_card(tmp_path: Path) -> None:
     assert rerank.queries == ["问一"], "a list needs both kinds"
     assert sorted(rerank.candidates[0]) == sorted([("甲", 2), ("乙", 0)])
     assert isinstance(pairs, PairSet)
-    assert 0 < sum(pairs.scores) < 20
+    assert 180 < sum(pairs.scores) < 220, "CARE's table 7: 47.9 % of the pairs mean the same"
+    kinds = Counter(other[0] for _, other in pairs.pairs)
+    assert kinds["同"] == sum(pairs.scores)
+    assert abs(kinds["难"] - kinds["易"]) < 40
     card = (folder / "card.md").read_text(encoding="utf-8")
     assert "| retrieval | 2 | 2 | 4 | 1 | 1.00 |" in card
     assert "- a and b: 9 passages, Fleiss' kappa 0.500 on grades and not defined on relevant or not\n" in card
