@@ -14,7 +14,7 @@ from cli import main
 from models.errors import BadData
 from models.training.recipe import Recipe
 from models.training.sources import CURATE, inputs_of, make, missing, parsed, weights
-from models.training.stages import files_of
+from models.training.stages import Mine, files_of
 
 BMRETRIEVER = Path("models/training/recipes/bmretriever.toml")
 WITH_NEGATIVES = {"triple", "labelled", "passages"}
@@ -54,6 +54,16 @@ def test_care_is_tuned_on_graded_rows_and_the_training_rows_of_its_benchmark(rec
     assert [how.removeprefix(CURATE).partition(" ")[0] for how in made] == ["judge", "clean", "synthesize"]
     assert "cmedqa" in made[1]
     assert "--kind synonym" in made[2]
+
+
+def test_the_negatives_of_sl_hyde_come_from_the_corpus_whose_passages_are_asked_for() -> None:
+    """Equation 5: not from those passages alone for which a model wrote a question and a document."""
+    recipe = Recipe.load(Path("models/training/recipes/sl-hyde.toml"))
+    mine = recipe.stages["mine"]
+    assert isinstance(mine, Mine)
+    asked = parsed(recipe.files["data/curated/asked.jsonl"], "OUT")
+    assert mine.corpus == [str(file) for file in asked.files]
+    assert mine.count == 7
 
 
 def test_cardioembed_has_paraphrases_of_two_models_and_holds_a_tenth_out() -> None:
