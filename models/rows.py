@@ -74,20 +74,23 @@ def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]
 def read_lines(path: Path) -> Iterator[Line]:
     """Yields the lines of a file, plain, .gz or .xz."""
     opener: Any = _OPENERS.get(path.suffix, open)
-    stem = path.name.partition(".")[0]
+    stem, number = path.name.partition(".")[0], 0
     try:
-        file: IO[str] = opener(path, "rt", encoding="utf-8-sig")  # with or without a mark at its beginning
+        file: IO[bytes] = opener(path, "rb")
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from error
     with file:
-        number = 0
         try:
             for number, line in enumerate(file, start=1):
-                yield Line(line, stem, f"{path}:{number}")
+                # By line, so that a fault is in the line that is named. The first may have a mark at its beginning.
+                yield Line(line.decode("utf-8-sig" if number == 1 else "utf-8"), stem, f"{path}:{number}")
         except UnicodeDecodeError as error:
             hint = "convert the file, as with iconv -f GB18030 -t UTF-8"
-            raise BadData(f"{path}:{number + 1}: damaged or not UTF-8: {error}; {hint}") from error
+            raise BadData(f"{path}:{number}: damaged or not UTF-8: {error}; {hint}") from error
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            if isinstance(error, gzip.BadGzipFile | lzma.LZMAError) and not number:
+                hint = "correct its name, or fetch it again"
+                raise BadData(f"{path}: not {path.suffix[1:]}, or damaged at its beginning; {hint}") from error
             raise BadData(f"{path}:{number + 1}: damaged: {error}; fetch the file again") from error
 
 

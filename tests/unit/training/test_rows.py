@@ -65,9 +65,17 @@ def test_a_missing_and_a_damaged_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "changed.jsonl.gz").write_bytes(whole[:10] + b"\xff" + whole[11:])
     with pytest.raises(BadData, match=r"changed\.jsonl\.gz:1: damaged.* fetch the file again"):
         list(read_pairs(tmp_path / "changed.jsonl.gz"))
-    (tmp_path / "gbk.jsonl").write_bytes('{"query": "发热"}'.encode("gbk"))
-    with pytest.raises(BadData, match=r"gbk\.jsonl:1: damaged or not UTF-8.* convert the file"):
+    lines = [json.dumps({"query": "发热", "pos": ["p"]}, ensure_ascii=False).encode()] * 1000
+    (tmp_path / "gbk.jsonl").write_bytes(b"\n".join([*lines, '{"query": "发热"}'.encode("gbk"), *lines]))
+    with pytest.raises(BadData, match=r"gbk\.jsonl:1001: damaged or not UTF-8.* convert the file"):
         list(read_pairs(tmp_path / "gbk.jsonl"))
+
+
+@pytest.mark.parametrize("ending", ["gz", "xz"])
+def test_a_plain_file_with_the_name_of_a_compressed_one_is_refused(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"plain.jsonl.{ending}").write_text(json.dumps(ROW) + "\n")
+    with pytest.raises(BadData, match=rf"plain\.jsonl\.{ending}: not {ending}, or damaged .* correct its name"):
+        list(read_pairs(tmp_path / f"plain.jsonl.{ending}"))
 
 
 def test_crops_are_spans_of_whole_words_and_are_the_same_for_the_same_seed() -> None:
