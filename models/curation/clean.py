@@ -12,7 +12,7 @@ from typing import Any
 from models.curation.extract import without_entities
 from models.curation.frame import Outcome, Step
 from models.curation.pages import Head, running_heads, text_of_page
-from models.curation.rows import Row, missing_text, read_rows, with_texts
+from models.curation.rows import Row, missing_text, read_rows, read_sourced, with_texts
 from models.errors import CareError
 from models.rows import count_units
 
@@ -75,7 +75,8 @@ class Clean(Step):
 
     def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
         if self.book:  # in a first pass, because page 1 has its running head, too
-            self._heads.update(running_heads(row for row in read_rows(files) if row))
+            self._heads.update(running_heads(row for row in read_sourced(files) if row))
+            return read_sourced(files)
         return read_rows(files)
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:

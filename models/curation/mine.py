@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from models.curation.frame import Outcome, Step, digest, in_blocks
-from models.curation.rows import Row, is_document, passages_of, query_of, read_rows
+from models.curation.rows import Row, is_document, passages_of, query_of, read_rows, read_sourced
 from models.curation.search import AT_ONCE, Retrievers
 from models.encoder.spec import Side
 from models.errors import CareError
@@ -62,6 +62,9 @@ class Mine(Step):
                 found[query_of(row)].update(rows[text] for text in passages_of(row) if text in rows)
         return found
 
+    def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
+        return read_sourced(files) if self.within == "source" else read_rows(files)
+
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
         depth = max(self.ranks[1] + max(map(len, self._answers.values()), default=0), self.consistent)
         for some in in_blocks(rows, self.block):
@@ -76,12 +79,11 @@ class Mine(Step):
             return self.retrievers.fused(some, most)
         by_source, found = defaultdict[str, list[int]](list), dict[int, Ranking]()
         for at, row in enumerate(some):
-            by_source[str(row.get("source", ""))].append(at)
+            by_source[row["source"]].append(at)
         for source, places in by_source.items():
             allowed = self.retrievers.corpus.of_source(source)
             if not allowed.any():
-                named = f"the corpus has no document of {source!r}" if source else "a row names no source"
-                raise CareError(f"--within source: {named}; use --within all")
+                raise CareError(f"--within source: the corpus has no document of {source!r}; use --within all")
             rankings = self.retrievers.fused([some[at] for at in places], most, allowed)
             found.update(zip(places, rankings, strict=True))
         return [found[at] for at in range(len(some))]

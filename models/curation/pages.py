@@ -81,4 +81,4 @@ def _ends(lines: Sequence[str]) -> Iterator[int]:
 
 
 def _head(page: Row, line: str) -> Head:
-    return str(page.get("source", "")), _DIGITS.sub("", line).casefold()
+    return page["source"], _DIGITS.sub("", line).casefold()

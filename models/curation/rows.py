@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.rows import parse_row, read_lines
+from models.rows import Pair, parse_row, read_lines
 
 Row = dict[str, Any]
 CURATED = "curated"
@@ -17,10 +17,16 @@ NOT_A_ROW = "not a row with text, or with query and pos"
 
 def read_rows(files: Sequence[Path]) -> Iterator[Row | None]:
     """The rows of JSON-lines files (plain, .gz, .xz) in order; None for a line that is not a row."""
-    for path in files:
-        for line in read_lines(path):
-            parsed = parse_row(line)
-            yield None if isinstance(parsed, str) else parsed[0]
+    return (None if isinstance(parsed, str) else parsed[0] for parsed in _parsed(files))
+
+
+def read_sourced(files: Sequence[Path]) -> Iterator[Row | None]:
+    """As `read_rows`, each row with its `source`: the name of its file, without the endings, if it states none."""
+    return (None if isinstance(parsed, str) else parsed[0] | {"source": parsed[1].source} for parsed in _parsed(files))
+
+
+def _parsed(files: Sequence[Path]) -> Iterator[tuple[Row, Pair] | str]:
+    return (parse_row(line) for path in files for line in read_lines(path))
 
 
 def is_document(row: Row) -> bool:

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from models.curation.rows import Row, passages_of, query_of, read_rows
+from models.curation.rows import Row, passages_of, query_of, read_sourced
 from models.curation.vectors import STORED, RecordFile, TextEncoder, Vectors
 from models.encoder.spec import Side
 from models.errors import BadData, CareError
@@ -40,11 +40,10 @@ class Corpus:
         for path in files:
             if not path.is_file():
                 raise BadData(f"{path}: no such file; --corpus takes JSON lines, plain, .gz or .xz")
-            for row in read_rows([path]):
+            for row in read_sourced([path]):
                 if row is not None:
-                    source = str(row.get("source", path.name.partition(".")[0]))
                     for text in (*passages_of(row), *row.get("neg", [])):
-                        found.setdefault(text, source)
+                        found.setdefault(text, row["source"])
         if not found:
             raise BadData("--corpus: the files hold no documents")
         return cls(list(found), list(found.values()))

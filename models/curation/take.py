@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.curation.frame import Outcome, Step
-from models.curation.rows import Row, query_of, read_rows, whole_text
+from models.curation.rows import Row, query_of, read_sourced, whole_text
 from models.errors import CareError
 
 
@@ -31,6 +31,7 @@ class Take(Step):
     seed: int = 0
 
     name = "take"
+    version = 2
 
     def __post_init__(self) -> None:
         if not 0 <= self.share[0] < self.share[1] <= 1:
@@ -46,9 +47,9 @@ class Take(Step):
         A query of several sources counts for the first by name alone.
         """
         found = defaultdict[str, list[int]](list)
-        for row in read_rows(self.files):
+        for row in read_sourced(self.files):
             if row is not None:
-                found[_source(row)].append(self._number(row))
+                found[row["source"]].append(self._number(row))
         parts = [np.unique(np.array(found[source], np.uint64)) for source in sorted(found)]
         numbers, firsts = np.unique(np.concatenate([np.empty(0, np.uint64), *parts]), return_index=True)
         homes = np.repeat(np.arange(len(parts)), [len(part) for part in parts])[firsts]
@@ -62,13 +63,12 @@ class Take(Step):
         text = f"{self.seed} {query_of(row) or whole_text(row)}"
         return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())
 
+    def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
+        return read_sourced(files)
+
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
         numbers, places = self._places
         for row in rows:
             place = places[np.searchsorted(numbers, np.uint64(self._number(row)))]
             taken = self.share[0] <= place < self.share[1]
             yield Outcome([row]) if taken else Outcome(dropped="in another share")
-
-
-def _source(row: Row) -> str:
-    return str(row.get("source", ""))

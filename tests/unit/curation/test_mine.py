@@ -62,6 +62,15 @@ def test_a_row_may_search_only_its_own_source(tmp_path: Path) -> None:
         mined(tmp_path, ROW | {"source": "x"}, within="source")
 
 
+def test_rows_without_a_source_are_of_their_file(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    own = write_lines(tmp_path / "own" / "rows.jsonl", [{"text": "近"}, {"text": "答"}])
+    searched = Retrievers([own, *retrievers(tmp_path).corpus_files], [CircleEncoder(angles=ANGLES)], False, tmp_path)
+    row = {"query": "问", "pos": ["答"]}
+    made = {**row, "neg": ["近"], "source": "rows"}
+    assert mined(tmp_path, row, found=searched, within="source", count=9) == [made]
+
+
 def test_a_query_is_searched_with_its_hypothetical_document(tmp_path: Path) -> None:
     (row,) = mined(tmp_path, ROW | {"query": "远", "hypothetical": ["想"]}, count=1, ranks=(0, 1))
     assert row["neg"] == ["近"], "between 1.5 and -1.5 lies 0"

@@ -84,11 +84,13 @@ def test_lines_repeated_at_the_page_ends_are_running_heads() -> None:
 
 def test_the_command_removes_the_running_head_of_the_first_page_too(tmp_path: Path) -> None:
     words = ["one", "two", "three", "four"]
-    pages = [{"text": f"A Handbook 7\n{word} a\nb\nc\n{word} d\n{word} e", "source": "a"} for word in words]
+    pages = [{"text": f"A Handbook 7\n{word} a\nb\nc\n{word} d\n{word} e"} for word in words]
     (tmp_path / "raw.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
     main(["curate", "clean", str(tmp_path / "raw.jsonl"), "--out", str(tmp_path / "out.jsonl"), "--book"])
     made = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert made == [f"{word} a\nb\nc\n{word} d\n{word} e" for word in words]
+    sources = {json.loads(line)["source"] for line in (tmp_path / "out.jsonl").read_text().splitlines()}
+    assert sources == {"raw"}, "the book that states none is its file"
     report = json.loads((tmp_path / "out.jsonl.report.json").read_text())
     assert report["notes"]["running heads"] == 4
 

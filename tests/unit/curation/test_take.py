@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from models.curation.frame import Files, run_step
 from models.curation.take import Take
 from models.errors import CareError
-from tests.support.curation import run_in
+from tests.support.curation import read_out, run_in, write_lines
 
 ROWS = [
     {"text": f"{book}的第{n}句", "source": book}
@@ -38,6 +39,14 @@ def test_rows_of_one_query_stay_together(tmp_path: Path) -> None:
     train, held = taken(tmp_path / "a", rows, 0, 0.7), taken(tmp_path / "b", rows, 0.7, 1)
     assert (len(train), len(held)) == (42, 18)
     assert not set(train) & set(held)
+
+
+def test_rows_without_a_source_are_of_their_file(tmp_path: Path) -> None:
+    files = [
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": f"{name}{n}"} for n in range(10)]) for name in ("a", "b")
+    ]
+    run_step(Take(files, (0, 0.5)), Files(files, tmp_path / "out.jsonl"))
+    assert Counter(row["source"] for row in read_out(tmp_path)) == {"a": 5, "b": 5}
 
 
 def test_a_query_of_two_sources_is_in_one_share(tmp_path: Path) -> None:
