@@ -315,11 +315,13 @@ def positions_of(config: PretrainedConfig) -> int:
 
 
 def _max_length(folder: Path, config: PretrainedConfig) -> int:
-    stated = [
-        (read_object(folder / "sentence_bert_config.json") or {}).get("max_seq_length"),
-        (read_object(folder / "tokenizer_config.json") or {}).get("model_max_length"),
-    ]
-    return int(min(positions_of(config), DEFAULT_MAX_LENGTH, *filter(None, stated)))
+    stated = []
+    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        value = (read_object(folder / name) or {}).get(key) or DEFAULT_MAX_LENGTH
+        if not isinstance(value, int | float):
+            raise BadEncoder(f"{folder / name}: {key} is {value!r}, not a number; correct it or remove it")
+        stated.append(value)
+    return int(min(positions_of(config), DEFAULT_MAX_LENGTH, *stated))
 
 
 def needs_lengths(folder: Path) -> str:

@@ -74,13 +74,16 @@ class Projection(nn.Linear):
 
     @classmethod
     def load(cls, path: Path, dtype: torch.dtype) -> Projection:
-        tensors = load_file(path)
-        with safe_open(path, "pt") as file:
-            tanh = (file.metadata() or {}).get("activation") == "tanh"
-        dim, features = tensors["weight"].shape
-        hidden = len(tensors.get("hidden.bias", ()))
-        projection = cls(features - hidden, dim, hidden=hidden, bias="bias" in tensors, tanh=tanh, dtype=dtype)
-        projection.load_state_dict(tensors)
+        try:
+            tensors = load_file(path)
+            with safe_open(path, "pt") as file:
+                tanh = (file.metadata() or {}).get("activation") == "tanh"
+            dim, features = tensors["weight"].shape
+            hidden = len(tensors.get("hidden.bias", ()))
+            projection = cls(features - hidden, dim, hidden=hidden, bias="bias" in tensors, tanh=tanh, dtype=dtype)
+            projection.load_state_dict(tensors)
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise BadEncoder(f"{path}: damaged or not a projection; copy the folder again") from error
         return projection
 
     def save(self, path: Path) -> None:
@@ -286,6 +289,8 @@ def load_model(
         raise BadEncoder(
             f"{folder}: the weights are damaged or not those of {CONFIG_FILE}; fetch them again"
         ) from error
+    except (LookupError, TypeError, ArithmeticError) as error:  # an activation that is none, zero heads
+        raise BadEncoder(f"{folder}: {CONFIG_FILE} does not describe a {config.model_type}: {error!r}") from error
     wrong = {key for key in report["missing_keys"] if not key.startswith(new)}
     wrong |= {str(key) for key in report["mismatched_keys"]} | (set(report["unexpected_keys"]) if strict else set())
     if wrong:

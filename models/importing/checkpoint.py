@@ -131,6 +131,8 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     seconds = time.perf_counter() - started
     if not all(np.isfinite(vectors).all() for vectors in found.values()):
         raise BadEncoder(f"{source}: gives vectors that are not finite: its weights hold infinite numbers, or overflow")
+    if not all(vectors.any(axis=1).all() for vectors in found.values()):
+        raise BadEncoder(f"{source}: gives vectors of zeros; fetch the checkpoint again, with its weights")
     reference, expected = _reference(source, spec, distinct)
     cosines = np.concatenate([row_cosines(found[side], expected[side]) for side in distinct])
     mean, worst = float(cosines.mean()), float(cosines.min())

@@ -82,7 +82,7 @@ def cost_of(recipe: Recipe, name: str) -> Cost | None:
     config, shape = recipe.encoders[name], shape_of(recipe, name)
     if shape is None:
         return None
-    backbone = bare_model(shape)
+    backbone = bare_model(shape, f"encoders.{name}")
     whole = trained = sum(weight.numel() for weight in backbone.parameters())
     features = shape.hidden_size + config.hidden
     projected = features * (config.projection or 0) + (shape.hidden_size + 1) * config.hidden

@@ -70,10 +70,13 @@ def shape_of(recipe: Recipe, name: str) -> PretrainedConfig | None:
     return shape
 
 
-def bare_model(shape: PretrainedConfig) -> nn.Module:
-    """Returns a backbone of this shape without weights."""
-    with torch.device("meta"):
-        backbone: nn.Module = AutoModel.from_config(shape)  # type: ignore[no-untyped-call]
+def bare_model(shape: PretrainedConfig, where: str) -> nn.Module:
+    """Returns a backbone of this shape without weights; errors name the part of the recipe that has it."""
+    try:
+        with torch.device("meta"):
+            backbone: nn.Module = AutoModel.from_config(shape)  # type: ignore[no-untyped-call]
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise BadEncoder(f"{where}: {CONFIG_FILE} does not describe a {shape.model_type}: {error!r}") from error
     return backbone
 
 
@@ -134,7 +137,7 @@ def _check_folded(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
 
 def _check_targets(where: str, config: Encoder, shape: PretrainedConfig) -> None:
     if config.lora is not None and not isinstance(config.lora.targets, str):
-        linear = {n.rpartition(".")[2] for n, m in bare_model(shape).named_modules() if isinstance(m, nn.Linear)}
+        linear = {n.rpartition(".")[2] for n, m in bare_model(shape, where).named_modules() if isinstance(m, nn.Linear)}
         if others := set(config.lora.targets) - linear:
             there = ", ".join(sorted(linear))
             raise BadEncoder(f"{where}.lora.targets: {others.pop()!r} is not a layer of the backbone; it has {there}")

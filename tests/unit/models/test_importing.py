@@ -507,6 +507,16 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         import_encoder(str(source), tmp_path / "out", Given(pooling=OurPooling.CLS))
 
 
+def test_vectors_of_zeros_are_refused(tmp_path: Path) -> None:
+    source = plain(tmp_path / "source")
+    encoder = tiny_encoder("bert")
+    for parameter in encoder.backbone.parameters():
+        parameter.data.zero_()
+    encoder.backbone.save_pretrained(source)
+    with pytest.raises(BadEncoder, match="vectors of zeros"):
+        import_encoder(str(source), tmp_path / "out", Given(pooling=OurPooling.CLS))
+
+
 def test_files_of_a_killed_import_are_removed_by_the_next_one(tmp_path: Path) -> None:
     """Folders of other programs, and of a running import, are kept."""
     killed, running, other = (tmp_path / f".out-{name}" for name in ("killed", "running", "other"))

@@ -14,9 +14,10 @@ from tokenizers.processors import TemplateProcessing
 from models.encoder.folder import gte_values, infer_spec, looks_back_only, read_config, read_tokenizer
 from models.encoder.spec import Pooling, Side
 from models.encoder.tokenizer import Tokenizer
-from models.encoder.torch import TorchEncoder
+from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
 from models.errors import BadEncoder
 from models.export.parity import CHECK_TEXTS
+from models.training.shapes import bare_model
 from tests.support.tiny_models import CLS, MAX_LENGTH, SEP, tiny_spec, tiny_tokenizer, write_checkpoint
 from tests.support.tiny_models import write_new_checkpoint as write_new
 
@@ -251,6 +252,31 @@ def test_a_configuration_that_is_not_an_encoder_is_refused(tmp_path: Path, conte
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(BadEncoder, match=f"(?s){message}"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_act", "nonsense"), ("num_attention_heads", 0)])
+def test_a_configuration_that_no_model_can_be_made_of_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    write_checkpoint(tmp_path, "bert")
+    stated = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", stated | {key: value})
+    with pytest.raises(BadEncoder, match=r"config\.json does not describe a bert"):
+        TorchEncoder.load(tmp_path, tiny_spec("bert"))
+    with pytest.raises(BadEncoder, match=r"encoders\.both: config\.json does not describe a bert"):
+        bare_model(read_config(tmp_path), "encoders.both")
+
+
+def test_a_length_that_is_no_number_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / "tokenizer_config.json", {"model_max_length": "many"})
+    with pytest.raises(BadEncoder, match=r"tokenizer_config\.json: model_max_length is 'many', not a number"):
+        infer_spec(tmp_path, space="s", pooling=Pooling.CLS)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", bytes(8) + b"{}"])
+def test_a_damaged_projection_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / PROJECTION_FILE).write_bytes(content)
+    with pytest.raises(BadEncoder, match=r"projection\.safetensors: damaged or not a projection"):
+        Projection.load(tmp_path / PROJECTION_FILE, torch.float32)
 
 
 @pytest.mark.parametrize(
