@@ -61,7 +61,7 @@ class Tokenizer:
         try:
             return cls(RustTokenizer.from_file(str(path)), max_length)
         except Exception as error:  # the library raises plain Exception
-            raise BadEncoder(f"{path}: not a tokenizer; export the encoder again") from error
+            raise BadEncoder(f"{path}: not a tokenizer; export the encoder again, or name another file") from error
 
     @classmethod
     def from_json(cls, content: str, max_length: int) -> Tokenizer:

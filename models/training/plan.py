@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from models.errors import BadData
 from models.prompts import ask_for_document
 from models.rows import Pair, count_units, sample
 from models.training.batches import batches_of, steps_of
@@ -186,6 +187,8 @@ def _hours(recipe: Recipe, stage: TrainedStage, readers: list[str], known: dict[
     if sizes is None and stage.steps is None:
         whole = 1e6 * sum(work.values()) / (tflops * 1e12) / 3600
         return [*lines, f"hours: {', '.join(stage.data.files)} not there yet; {whole:,.1f} h a million rows"]
+    if sizes is not None and not sizes.examples:
+        raise BadData(f"{', '.join(stage.data.files)}: no rows to train with; name other files in the stage's data")
     steps, drawn = _drawn(recipe, stage, sizes)
     once = min(drawn, sizes.examples if sizes else drawn) * work[False] / (tflops * 1e12) / 3600
     there = f"about {sizes.examples:,} rows, " if sizes else ""

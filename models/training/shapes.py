@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer as RustTokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig
 
-from models.encoder.folder import CONFIG_FILE, check_length, read_config
+from models.encoder.folder import CONFIG_FILE, DEFAULT_MAX_LENGTH, check_length, read_config
 from models.encoder.gguf import gguf_config
 from models.encoder.spec import INSTRUCTION, TEMPLATE, Pooling
+from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import PROJECTION_FILE, Projection
 from models.encoder.torch_generator import require_generator
 from models.encoder.torch_reranker import require_architecture
@@ -50,7 +50,7 @@ def made(shape: dict[str, Any]) -> PretrainedConfig:
 def fresh_config(fresh: Fresh) -> PretrainedConfig:
     if not fresh.tokenizer.is_file():
         raise BadEncoder(f"fresh.tokenizer: {fresh.tokenizer} is not there; call care from the repository's root")
-    words = RustTokenizer.from_file(str(fresh.tokenizer)).get_vocab_size()
+    words = Tokenizer.load(fresh.tokenizer, DEFAULT_MAX_LENGTH).vocabulary_size
     size = {"hidden_size": fresh.width, "intermediate_size": 4 * fresh.width, "num_attention_heads": fresh.width // 64}
     return made({"model_type": "bert", **size, "num_hidden_layers": fresh.layers, "vocab_size": words})
 

@@ -63,6 +63,23 @@ def test_the_plan_tells_encoders_that_are_trained_from_those_that_are_only_read(
     assert re.search(r"both +data/weights/gemma-2b: 2\.51B parameters, only read, eos pooling", untuned)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("encoders.both.fresh.tokenizer='README.md'", "README.md: not a tokenizer"),
+        ("stages.pretrain.data.files=['EMPTY']", "EMPTY: no rows to train with"),
+    ],
+)
+def test_what_no_stage_can_begin_with_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, message: str
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    given = ["--set", setting.replace("EMPTY", str(empty))]
+    assert main(["train", str(RECIPES / "tiny.toml"), "--dry-run", *given]) == 1
+    assert message.replace("EMPTY", str(empty)) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("tflops", ["0", "nan", "-1"])
 def test_a_speed_must_be_above_zero(tflops: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
