@@ -44,8 +44,8 @@ class TextEncoder:
         """Unit vectors (texts, dim) in float16 precision, so that a file of them holds all that was compared."""
         prompt = self.opened.spec.instruction(side)
         vectors = self.opened.encode([prompt + text for text in texts])
-        if not np.isfinite(vectors).all():
-            raise BadEncoder(f"{self.place}: gave a vector that is not finite; export or train it again")
+        if not (np.isfinite(vectors).all() and vectors.any(axis=1).all()):
+            raise BadEncoder(f"{self.place}: gave a vector that is zero or not finite; export or train it again")
         return vectors.astype(STORED).astype(np.float32)
 
 

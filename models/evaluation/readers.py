@@ -81,11 +81,11 @@ class EncoderReader:
         return [prompt + text for text in texts] if prompt else texts
 
     def _encode(self, prompts: Sequence[str]) -> Vectors:
-        """Refuses a vector that is not finite: it would rank at random, and would be kept."""
+        """Refuses a vector that is zero or not finite: it would rank at random, and would be kept."""
         vectors = (self.encoder.parts or self.encoder).encode(prompts)
-        if not np.isfinite(vectors).all():
+        if not (np.isfinite(vectors).all() and vectors.any(axis=1).all()):
             raise BadEncoder(
-                f"{self.encoder.name}: the encoder gave a vector that is not finite; export or train it again"
+                f"{self.encoder.name}: the encoder gave a vector that is zero or not finite; export or train it again"
             )
         return vectors
 

@@ -115,8 +115,10 @@ def export(
         optimum=optimum,
     )
     reference = opened.reference(CHECK_TEXTS)
-    if not np.isfinite(reference).all():
-        raise ExportError(f"{source}: gives vectors that are not finite; train it again with a lower learning rate")
+    if not (np.isfinite(reference).all() and reference.any(axis=1).all()):
+        raise ExportError(
+            f"{source}: gives vectors that are zero or not finite; train it again with a lower learning rate"
+        )
 
     def check(folder: Path, variant: Variant) -> Parity:
         return check_parity(folder, variant, reference, floors[variant])

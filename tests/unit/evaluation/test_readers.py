@@ -95,11 +95,12 @@ def test_the_first_dimensions_are_unit_vectors_again(tmp_path: Path) -> None:
     assert (cut.facts.name, cut.facts.dim) == ("table 1d", 1)
 
 
-def test_a_vector_with_nan_is_refused_and_not_cached(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [np.nan, 0])
+def test_a_vector_with_nan_or_of_zeros_is_refused_and_not_cached(tmp_path: Path, number: float) -> None:
     def broken(texts: object) -> np.ndarray:
-        return np.array([[np.nan, 0]], dtype=np.float32)
+        return np.array([[number, 0]], dtype=np.float32)
 
     encoder = OpenEncoder("broken", a_spec(), "x", None, broken)
-    with pytest.raises(BadEncoder, match="not finite"):
+    with pytest.raises(BadEncoder, match="zero or not finite"):
         EncoderReader(encoder, VectorCache(tmp_path, 2)).read(["猫"], Side.QUERY, RETRIEVAL)
     assert list(tmp_path.iterdir()) == []
