@@ -13,7 +13,7 @@ import httpx
 from care_client import calls
 from care_client.answers import Changes, Collection, Document, Embeddings, Health, Ranked, Result, SearchAnswer
 from care_client.calls import Attempts, Call, InputType, Lines, NewDocument, Reply, Retry, SearchOptions, Texts
-from care_client.errors import ApiError, ConnectionFailed
+from care_client.errors import ApiError, CareClientError, ConnectionFailed
 
 T = TypeVar("T")
 Headers = Mapping[str, str] | None
@@ -212,4 +212,6 @@ def _headers(api_key: str | None, headers: Headers) -> httpx.Headers:
     The line break at the end of a file of keys is removed: httpx would refuse it with an error that shows the key.
     """
     key = (os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key).strip()
+    if not key.isascii():  # httpx's error would show it
+        raise CareClientError("the API key holds a character that is not ASCII; copy it again")
     return httpx.Headers(({"authorization": f"Bearer {key}"} if key else {}) | dict(httpx.Headers(headers)))

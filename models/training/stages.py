@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -10,6 +10,7 @@ from care_client import (
     ApiError,
     BadAnswer,
     CareClient,
+    CareClientError,
     ConnectionFailed,
     DeadlineExceeded,
     Health,
@@ -209,3 +210,9 @@ def test_a_key_may_end_with_a_line_break(make: type[CareClient], scripted: Scrip
     make(scripted.url, api_key="key\n").search("发热")
     *_, headers = scripted.requests[0]
     assert headers["authorization"] == "Bearer key"
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(make: type[CareClient]) -> None:
+    with pytest.raises(CareClientError, match="API key holds a character that is not ASCII") as refused:
+        make("http://127.0.0.1:1", api_key="geheim-ü")
+    assert "geheim" not in str(refused.value)

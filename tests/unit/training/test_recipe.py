@@ -69,6 +69,7 @@ def test_recipes_share_a_space_only_with_the_pair_whose_documents_they_search() 
         (WHOLE.replace('train = ["e"]', 'train = ["f"]'), "stages.one.train: 'f' reads nothing"),
         (WHOLE.replace('files = ["f"]', 'files = ["@two"]'), "stages.one: @two: no stage before this one writes"),
         (WHOLE.replace("stages.one", "stages.vectors"), "'vectors' is a folder of every run"),
+        (WHOLE.replace("batch = 2", "batch = 1" + "0" * 15), "stages.one.batch: Input should be less than or equal to"),
         ("seed = -1\n" + WHOLE, "seed: Input should be greater than or equal to 0"),
         (WHOLE + "skip = true", "every stage is skipped: set skip of one to false"),
         (DATA + "data.crop_units = [10, 4]", "stages.one.data: crop_units: write the fewest units first"),
