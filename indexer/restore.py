@@ -6,7 +6,6 @@ stopped leaves the folder empty, and no keys. With a vector database, run care i
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import lzma
@@ -27,8 +26,10 @@ from models.encoder.spec import sha256_of
 
 # A volume that was just made has it.
 IGNORED = {"lost+found"}
-# What tarfile and the modules that decompress raise.
-DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+# What tarfile and the modules that decompress raise; headers may hold any number and any name.
+DAMAGE = (
+    tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError, MemoryError, RecursionError
+)  # fmt: skip
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -53,6 +54,8 @@ def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> bool:
         raise BadBackup(f"{folder} is not empty; name another --collection, or move away what is there")
     if keys is not None and keys.exists():
         raise BadBackup(f"{keys} exists; move it away, or name another --keys")
+    if not file.is_file():
+        raise BadBackup(f"{file} is not a file; name the one that care backup wrote")
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(file) as tar:
@@ -60,8 +63,10 @@ def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> bool:
         _check(folder, facts["versions"], file)
     except BaseException as error:
         _clear(folder, keys)  # so that the same command may be given again
-        if isinstance(error, DAMAGE):
-            raise BadBackup(f"{file} is not a complete backup ({error}); take another one") from error
+        # An OSError without a number is of the modules that decompress.
+        if isinstance(error, DAMAGE) or (isinstance(error, OSError) and error.errno is None):
+            reason = str(error) or type(error).__name__
+            raise BadBackup(f"{file} is not a complete backup ({reason}); take another one") from error
         raise
     os.sync()
     if pointer:
@@ -87,7 +92,7 @@ def _extract(
     while (entry := tar.next()) is not None:
         path = PurePosixPath(entry.name)
         is_known = path.is_relative_to(INSIDE) or entry.name in (KEYS, SUMS)
-        if not (entry.isreg() and is_known) or ".." in path.parts:
+        if not entry.isreg() or entry.issparse() or not is_known or ".." in path.parts:
             raise BadBackup(f"{file} has an entry {entry.name!r} that care backup does not write")
         if entry.name == SUMS:
             sums = _read(tar, entry)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
+import io
 import json
 import lzma
 import os
+import random
 import shutil
 import stat
 import tarfile
@@ -233,6 +235,50 @@ def test_a_compressed_backup_is_restored_unless_it_is_damaged(
         file.write_bytes(damaged)
         with pytest.raises(BadBackup):
             restore_backup(file, tmp_path / "other")
+
+
+def test_a_damaged_block_of_a_large_bzip2_file_is_named_as_damage(tmp_path: Path) -> None:
+    """Smaller files are one block, which is read when the file is opened."""
+    file, keys = tmp_path / "care.tar.bz2", tmp_path / "keys"
+    keys.write_bytes(random.Random(1).randbytes(2_000_000))
+    facts = json.dumps({"format": 2, "versions": []}).encode()
+    with tarfile.open(file, "w:bz2") as tar:
+        entry = tarfile.TarInfo("backup.json")
+        entry.size = len(facts)
+        tar.addfile(entry, io.BytesIO(facts))
+        tar.add(keys, "keys")
+    data = file.read_bytes()
+    file.write_bytes(data[:-20_000] + b"damaged" + data[-19_993:])
+    with pytest.raises(BadBackup, match=r"not a complete backup .*; take another one"):
+        restore_backup(file, tmp_path / "restored")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"path": "collection/a\0b"},
+        {"size": str(1 << 60)},
+        {"GNU.sparse.map": "a,b", "GNU.sparse.size": "7"},
+        {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 60)},
+    ],
+)
+def test_a_header_of_any_content_is_refused(tmp_path: Path, headers: dict[str, str]) -> None:
+    facts = json.dumps({"format": 2, "versions": []}).encode()
+    with tarfile.open(tmp_path / "care.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data, added in (("backup.json", facts, {}), ("keys", b"x", headers)):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.pax_headers = len(data), added
+            tar.addfile(entry, io.BytesIO(data))
+    with pytest.raises(BadBackup, match=r"take another one|does not write"):
+        restore_backup(tmp_path / "care.tar", tmp_path / "restored", tmp_path / "moved")
+    assert not list((tmp_path / "restored").iterdir())
+
+
+def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("-")):
+        with pytest.raises(BadBackup, match="is not a file; name the one"):
+            restore_backup(path, tmp_path / "restored")
 
 
 @pytest.mark.parametrize("facts", ["no JSON", "{}", "[]", '{"format": 1}'])
