@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def add_places(parser: ArgumentParser) -> None:
     """Adds the options that backup and restore share."""
-    folder, keys = os.environ.get("CARE_COLLECTION") or COLLECTION, os.environ.get(KEYS_VARIABLE)
+    folder, keys = os.environ.get("CARE_COLLECTION") or COLLECTION, os.environ.get(KEYS_VARIABLE) or None
     text = "collection folder (CARE_COLLECTION; %(default)s)"
     parser.add_argument("--collection", type=Path, default=folder, help=text)
     parser.add_argument("--keys", type=Path, default=keys, help=f"file of the API keys ({KEYS_VARIABLE}; none)")
@@ -75,6 +75,8 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
     partial = file.with_name(f".{file.name}.new")
     # The partial file, too, belongs to one backup: another would cut it short, and remove it when it ends.
     with collection.sole_builder():
+        if (served := collection.current()) is not None:
+            collection.folder(served)  # a restore would publish what is missing
         versions, damaged = _check_versions(collection)
         partial.unlink(missing_ok=True)  # of a backup that was killed
         try:

@@ -22,7 +22,7 @@ import pytest
 import cli
 from indexer import restore
 from indexer.backup import write_backup
-from indexer.errors import BadBackup, BadSnapshot, Busy
+from indexer.errors import BadBackup, BadCollection, BadSnapshot, Busy
 from indexer.restore import restore_backup
 from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
@@ -120,6 +120,22 @@ def test_a_backup_that_cannot_be_made_is_refused_with_the_reason(built: Built, t
     with collection.sole_builder(), pytest.raises(Busy):
         write_backup(collection, tmp_path / "care.tar")
     assert [path.name for path in tmp_path.glob("*care.tar*")] == []
+
+
+def test_a_backup_without_the_served_version_is_refused(built: Built, tmp_path: Path) -> None:
+    collection = Collection(built.root)
+    shutil.rmtree(collection.folder(built.versions["a"]))
+    with pytest.raises(BadCollection, match=f"no version {built.versions['a']}; it has {built.versions['b']}"):
+        write_backup(collection, tmp_path / "care.tar")
+    assert not list(tmp_path.glob("*care.tar*"))
+
+
+def test_an_empty_variable_names_no_file_of_keys(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compose file sets it so."""
+    monkeypatch.setenv("CARE_KEYS_FILE", "")
+    file, folder = str(tmp_path / "care.tar"), str(tmp_path / "restored")
+    assert cli.main(["backup", file, "--collection", str(built.root)]) == 0
+    assert cli.main(["restore", file, "--collection", folder]) == 0
 
 
 def test_a_second_backup_does_not_change_the_file_of_the_first(built: Built, tmp_path: Path) -> None:
