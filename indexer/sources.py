@@ -61,7 +61,8 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
             elif path.is_dir():
                 files += _files_of_folder(path)
             else:
-                raise BadCorpus(f"{path} does not exist; give a corpus file or a folder of them")
+                what = "is neither a file nor a folder" if path.exists() else "does not exist"
+                raise BadCorpus(f"{path} {what}; give a corpus file or a folder of them")
         except PermissionError as error:
             raise _denied(error, path) from error
     return files

@@ -359,6 +359,9 @@ def test_paths_without_a_corpus_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "nowhere.jsonl")
     with pytest.raises(BadCorpus, match="of no known kind"):
         read(tmp_path / "notes.txt")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(BadCorpus, match="is neither a file nor a folder"):
+        read(tmp_path / "pipe.jsonl")
     with pytest.raises(BadCorpus, match="holds no corpus file"):
         read(tmp_path)
 
