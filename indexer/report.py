@@ -106,7 +106,11 @@ def write_metrics(path: Path, outcome: Outcome, now: float, published_at: float 
         if summary.recall:
             gauge("recall", "Recall@10 of the last version built.", summary.recall.at_10)
     try:
-        write_to_textfile(str(path), registry)
+        place = path.resolve()  # a link stays
+        if place.exists() and not place.is_file():  # a rename would put a file in the place of a device
+            warn(f"the metrics were not written to {path}, which is not a file; name one that ends in .prom")
+            return
+        write_to_textfile(str(place), registry)
     except OSError as error:
         warn(f"the metrics could not be written to {path} ({error.strerror})")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_a_failure_replaces_the_metrics_of_a_success(tmp_path: Path) -> None:
 def test_metrics_that_cannot_be_written_give_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_metrics(tmp_path / "nowhere" / "care.prom", RUN, 0.0, None)
     assert "care index: the metrics could not be written to" in capsys.readouterr().err
+
+
+def test_metrics_take_the_place_of_no_device_and_of_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, link, real = tmp_path / "pipe", tmp_path / "link.prom", tmp_path / "care.prom"
+    os.mkfifo(pipe)
+    link.symlink_to(real)
+    write_metrics(pipe, RUN, 0.0, None)
+    assert f"not written to {pipe}, which is not a file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    write_metrics(link, FAILED, 0.0, None)
+    assert link.is_symlink()
+    assert metrics(real)["care_index_run_success"] == 0
 
 
 class Listener(http.server.ThreadingHTTPServer):
