@@ -207,7 +207,7 @@ def _run_by(
         removed = 0
         if release.keep is not None or release.keep_days is not None:
             with suppress(Busy):  # another run just began: it removes them
-                removed = len(prune(collection, release.keep, release.keep_days))
+                removed = len(prune(collection, release.keep or 1, release.keep_days))  # what was built stays
     return summary, removed
 
 

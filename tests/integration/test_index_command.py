@@ -213,6 +213,14 @@ def test_versions_that_fail_are_pruned(place: Place) -> None:
     assert place.collection.versions()[0] == served == place.collection.current()
 
 
+def test_a_run_keeps_the_version_that_it_built(place: Place) -> None:
+    for _ in range(2):
+        code, out, _ = place.build(ROWS, "--keep-days", 0)
+        assert code == 0
+    assert "old versions removed: 1" in out
+    assert [f"built {version}" for version in place.collection.versions()] == [out.partition(":")[0]]
+
+
 def test_old_versions_are_pruned(place: Place) -> None:
     for number in range(4):
         code, out, _ = place.build(ROWS[: 1 + number % 2], "--publish", "--keep", 2, "--max-removed", 1)
