@@ -56,23 +56,25 @@ def add_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar=names)
     _add_build(actions.add_parser("build", help="read a corpus, encode what is new and write a new version"))
     add = actions.add_parser("publish", help="serve a version: the newest, or the one named").add_argument
-    add("version", nargs="?")
+    add("version", nargs="?", type=_version)
     add("--force", action="store_true", help="even if canaries fail, or its space or dimension differs")
     add("--recall-floor", type=share, default=FLOOR, help="least recall@10 there (%(default)s)")
     add = actions.add_parser("admit", help="let a further query encoder search a version").add_argument
     add("encoder", type=Path, help="folder of the query encoder")
-    add("version", nargs="?", help="(default: the served one)")
+    add("version", nargs="?", type=_version, help="(default: the served one)")
     add = actions.add_parser("rollback", help="serve the version published before, or the one named").add_argument
-    add("version", nargs="?")
+    add("version", nargs="?", type=_version)
     add("--force", action="store_true", help="even if canaries fail")
-    actions.add_parser("verify", help="open a version and compare every checksum").add_argument("version", nargs="?")
+    actions.add_parser("verify", help="open a version and compare every checksum").add_argument(
+        "version", nargs="?", type=_version
+    )
     actions.add_parser("list", help="every version, oldest first")
     add = actions.add_parser("diff", help="what changed between two versions: documents and answers").add_argument
-    add("old", nargs="?", help="version (default: the served one, or what it replaced)")
-    add("new", nargs="?", help="version (default: the newest)")
+    add("old", nargs="?", type=_version, help="version (default: the served one, or what it replaced)")
+    add("new", nargs="?", type=_version, help="version (default: the newest)")
     add("--queries", type=Path, help='queries to compare, one {"text": …} a line (default: made up)')
     add = actions.add_parser("suggest", help="which kind of index suits, by measuring on a sample").add_argument
-    add("version", nargs="?", help="whose vectors are measured (default: the served one)")
+    add("version", nargs="?", type=_version, help="whose vectors are measured (default: the served one)")
     add("--passages", type=positive, help="size of the collection to come (default: the version's)")
     add("--memory-mb", type=positive, help="what the index may take (default: the machine's memory)")
     add("--recall-floor", type=share, default=FLOOR, help="least recall@10 (%(default)s)")
@@ -270,6 +272,12 @@ def _line(version: str, made: Manifest | BadSnapshot, served: str | None) -> str
         return f"{mark} {version}  unreadable: {made}"
     created, documents = made.created.strftime("%Y-%m-%d %H:%M"), made.counts.documents
     return f"{mark} {version}  {created}  {documents:>8} documents  {made.size_bytes / 1e6:8.1f} MB"
+
+
+def _version(text: str) -> str:
+    if not text:  # an unset variable of a script must not publish the newest
+        raise ArgumentTypeError("the version is empty; name one, or leave it out")
+    return text
 
 
 def _database(text: str) -> Database | None:

@@ -213,6 +213,13 @@ def test_versions_that_fail_are_pruned(place: Place) -> None:
     assert place.collection.versions()[0] == served == place.collection.current()
 
 
+@pytest.mark.parametrize("action", ["publish", "admit", "rollback", "verify", "diff", "suggest"])
+def test_an_empty_version_is_refused(place: Place, action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        place.care(action, *([BUNDLED] if action == "admit" else []), "")
+    assert "the version is empty; name one, or leave it out" in capsys.readouterr().err
+
+
 def test_a_run_keeps_the_version_that_it_built(place: Place) -> None:
     for _ in range(2):
         code, out, _ = place.build(ROWS, "--keep-days", 0)
