@@ -63,7 +63,8 @@ EXTRAS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     _raise_file_limit()
-    if threading.current_thread() is threading.main_thread():
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:
         # An exception, so that a stopped build removes what it has half written.
         signal.signal(signal.SIGTERM, _terminate)
     parser = _Parser(prog="care", description=_overview(), formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -71,9 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
     name = parser.parse_args(given[:1]).command
     has_terminal = sys.stdin is not None and sys.stdin.isatty()
-    if name in SERVING and threading.current_thread() is threading.main_thread() and not has_terminal:
+    if is_main_thread and name in SERVING and not has_terminal:
         # A reload that is asked for while the libraries are loaded must not end the service.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    elif is_main_thread and name not in SERVING and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _terminate)  # a terminal that was closed; under nohup it is ignored
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding must not end a long run
     try:
@@ -99,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         how = "pip install 'care-search[mcp]'" if extra == "mcp" else "make install-train"
         return _fail(name, f"needs {error.name}, which the {extra} extra brings ({how})")
     except (_Terminated, KeyboardInterrupt) as stop:
-        number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+        number = stop.number if isinstance(stop, _Terminated) else signal.SIGINT
         _fail(name, f"stopped by {number.name}; run the same command again to go on")
         return 128 + number
     except Exception as error:
@@ -124,12 +127,15 @@ def _reader_left() -> bool:
 
 
 class _Terminated(BaseException):
-    """Raised on SIGTERM; unwinds the command, as KeyboardInterrupt does."""
+    """Raised on SIGTERM and SIGHUP; unwinds the command, as KeyboardInterrupt does."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
     signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice: the second must not stop the cleaning up
-    raise _Terminated
+    raise _Terminated(signal.Signals(number))
 
 
 def _fail(name: str, message: str) -> int:

@@ -158,7 +158,7 @@ def test_a_missing_library_of_an_extra_is_named_and_any_other_raises(
         cli.main(["export", "numpy"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stopped_build_reports_it_and_leaves_nothing_behind(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,10 +170,12 @@ def test_a_stopped_build_reports_it_and_leaves_nothing_behind(
     monkeypatch.setattr(cli, "_run", stopped)
     # A shell starts what runs in its background with Ctrl-C ignored, these tests as well.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         assert cli.main(["index", "build"]) == 128 + number
     finally:
         signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGHUP, hangup)
     assert capsys.readouterr().err == f"care index: stopped by {number.name}; run the same command again to go on\n"
     assert list((tmp_path / "versions").iterdir()) == []
 
@@ -198,19 +200,26 @@ def test_a_second_signal_does_not_stop_the_cleaning_up(
     assert list((tmp_path / "versions").iterdir()) == []
 
 
-@pytest.mark.parametrize(("command", "reload"), [("serve", signal.SIG_IGN), ("index", signal.SIG_DFL)])
+@pytest.mark.parametrize(
+    ("command", "given", "during"),
+    [
+        ("serve", signal.SIG_DFL, signal.SIG_IGN),
+        ("index", signal.SIG_DFL, cli._terminate),
+        ("index", signal.SIG_IGN, signal.SIG_IGN),  # by nohup
+    ],
+)
 def test_a_reload_during_the_start_does_not_end_the_service(
-    command: str, reload: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+    command: str, given: signal.Handlers, during: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[object] = []
     monkeypatch.setattr(cli, "_run", lambda *given: found.append(signal.getsignal(signal.SIGHUP)) or 0)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = signal.signal(signal.SIGHUP, given)
     try:
         assert cli.main([command]) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert found == [reload]
+    assert found == [during]
 
 
 def test_the_demo_is_built_again_for_another_encoder(tmp_path: Path) -> None:
