@@ -48,6 +48,6 @@ async def block_engine(gate: Gate, client: httpx.AsyncClient) -> asyncio.Task[ht
     while gate.entered.acquire(blocking=False):
         pass
     gate.open.clear()
-    task = asyncio.create_task(client.post("/v1/search", json={"query": "held"}))
+    task = asyncio.create_task(client.post("/v1/search", json={"query": "held", "timeout_ms": 60_000}))
     await asyncio.to_thread(gate.entered.acquire)
     return task

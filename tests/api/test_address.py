@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cli import main
 from indexer.build import BuildOptions, build
@@ -25,6 +26,7 @@ from models.encoder.spec import EncoderSpec
 from models.errors import EncoderAway, EncoderMoved
 from models.importing.address import Server, import_address
 from service.limits import FAILURES_TO_OPEN
+from service.search.embedder import EncoderServer
 from tests.api.live import live
 from tests.api.support import AS_ADMIN, ENCODER, ENTRIES, Built, copy_collection, make_settings, running
 from tests.support.embeddings_server import EmbeddingsServer, embeddings_server
@@ -192,12 +194,17 @@ async def search(client: httpx.AsyncClient, mode: str = "dense", **fields: objec
 
 @pytest.mark.parametrize("trouble", ["500", "429", "html", "gone", "slow"])
 async def test_an_unreachable_server_gives_503_with_a_reason_and_lexical_search_works(
-    scripted: tuple[EmbeddingsServer, Built, Path], trouble: str
+    scripted: tuple[EmbeddingsServer, Built, Path], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, built, folder = scripted
-    slow = trouble == "slow"
-    own = {"encoder_timeout_ms": 200 if slow else 60_000, "threads": 1, "lru_mb": 8}
-    async with running(make_settings(built, encoder=folder, **own)) as client:
+    embed = EncoderServer.embed
+
+    async def embed_within_200_ms(server: EncoderServer, *arguments: Any) -> NDArray[np.float32]:  # noqa: ANN401
+        server._timeout_seconds = 0.2
+        return await embed(server, *arguments)
+
+    settings = make_settings(built, encoder=folder, encoder_timeout_ms=60_000, threads=1, lru_mb=8)
+    async with running(settings) as client:
         assert (await search(client)).status_code == 200
         match trouble:
             case "500":
@@ -210,6 +217,7 @@ async def test_an_unreachable_server_gives_503_with_a_reason_and_lexical_search_
                 server.override = lambda body: (404, {"error": body["input"]}, {})
             case "slow":
                 server.is_awake.clear()
+                monkeypatch.setattr(EncoderServer, "embed", embed_within_200_ms)
         for _ in range(FAILURES_TO_OPEN):
             failed = await search(client, cache=False)
             assert failed.status_code == 503
@@ -234,7 +242,7 @@ async def test_an_unreachable_server_gives_503_with_a_reason_and_lexical_search_
         posted = await client.post("/v1/documents", json={"documents": [document]}, headers=AS_ADMIN)
         assert (posted.status_code, posted.json()["error"]["code"]) == (503, "encoder_away")
         assert posted.json()["error"]["message"].endswith("; try again later"), "no mode works for a post"
-        assert failed.headers["Retry-After"] == ("17" if trouble == "429" else "5" if slow else "1")
+        assert failed.headers["Retry-After"] == ("17" if trouble == "429" else "5" if trouble == "slow" else "1")
         assert (ready.status_code, words.status_code) == (503, 200)
         assert words.json()["results"][0]["hits"]
         assert (await client.get("/livez")).status_code == 200

@@ -7,6 +7,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,7 @@ from tests.support.keys import create
 FRIEND, STRANGER = "https://friend.example", "https://stranger.example"
 HEADERS = {"x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer"}
 HEADERS |= {"cache-control": "no-store"}
+get = partial(httpx.get, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +53,16 @@ def trusting(authority: Certificate, own: Certificate | None = None) -> ssl.SSLC
 
 def test_the_service_speaks_https(built: Built, authority: Certificate, server: Certificate) -> None:
     settings = make_settings(built, threads=1, tls_cert=server.cert, tls_key=server.key)
-    with live(settings) as address, httpx.Client(verify=trusting(authority), base_url=address) as client:
+    with live(settings) as address, httpx.Client(verify=trusting(authority), base_url=address, timeout=60) as client:
         assert address.startswith("https://")
         for answer in (client.get("/v1/search?q=高血压"), client.post("/v1/search", json={"query": ["头痛"] * 9})):
             assert answer.status_code == 200
             assert answer.json()["results"][0]["hits"]
             assert answer.headers["strict-transport-security"] == "max-age=63072000"
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{address}/livez")
+            get(f"{address}/livez")
         with pytest.raises(httpx.RemoteProtocolError):
-            httpx.get(address.replace("https", "http") + "/livez")
+            get(address.replace("https", "http") + "/livez")
         # Malformed requests are answered and closed over TLS as without it.
         port = int(address.rpartition(":")[2])
         raw = socket.create_connection(("127.0.0.1", port))
@@ -77,10 +79,10 @@ def test_mtls_accepts_only_certificates_of_the_authority(
     stranger = Certificate.authority(folder, "other").sign(folder, "stranger")
     files = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": authority.cert}
     with live(make_settings(built, threads=1, **files)) as address:
-        assert httpx.get(f"{address}/livez", verify=trusting(authority, friend)).status_code == 200
+        assert get(f"{address}/livez", verify=trusting(authority, friend)).status_code == 200
         for own in (None, stranger):
             with pytest.raises(httpx.TransportError):
-                httpx.get(f"{address}/livez", verify=trusting(authority, own))
+                get(f"{address}/livez", verify=trusting(authority, own))
 
 
 def test_startup_fails_if_the_tls_files_are_not_certificates(built: Built, server: Certificate, tmp_path: Path) -> None:
@@ -174,11 +176,11 @@ def test_admin_routes_are_served_on_their_own_port_only(built: Built) -> None:
         for path in ("/admin/versions", "/metrics"):
             forged = {**AS_ADMIN, "Host": admin.removeprefix("http://"), "X-Forwarded-Port": admin.rpartition(":")[2]}
             for headers in (AS_ADMIN, forged):
-                assert httpx.get(address + path, headers=headers).status_code == 404
-            assert httpx.get(admin + path, headers=AS_ADMIN).status_code == 200
-        assert httpx.get(f"{admin}/admin/versions").status_code == 401
+                assert get(address + path, headers=headers).status_code == 404
+            assert get(admin + path, headers=AS_ADMIN).status_code == 200
+        assert get(f"{admin}/admin/versions").status_code == 401
         for each in (address, admin):
-            assert httpx.get(f"{each}/v1/search?q=a").status_code == httpx.get(f"{each}/livez").status_code == 200
+            assert get(f"{each}/v1/search?q=a").status_code == get(f"{each}/livez").status_code == 200
 
 
 def test_every_answer_has_the_security_headers(built: Built) -> None:
@@ -193,7 +195,9 @@ def test_every_answer_has_the_security_headers(built: Built) -> None:
     asked += [("OPTIONS", "/v1/search", {"Origin": FRIEND, "Access-Control-Request-Method": "POST"})]
     with (
         live(make_settings(built, threads=1, cors_origins=FRIEND)) as address,
-        httpx.Client(base_url=address) as client,  # one connection: state left by one answer would affect the next
+        httpx.Client(
+            base_url=address, timeout=60
+        ) as client,  # one connection: state left by one answer would affect the next
     ):
         for method, path, headers in asked:
             answer = client.request(method, path, headers=headers)

@@ -50,7 +50,7 @@ def full_service(built: Built, gate: Gate) -> Iterator[tuple[str, concurrent.fut
             assert gate.entered.acquire(timeout=WAIT_SECONDS)
             second = pool.submit(search_status, "b")
             give_up = time.monotonic() + WAIT_SECONDS
-            while "care_queue_length 1.0" not in httpx.get(f"{address}/metrics").text:
+            while "care_queue_length 1.0" not in httpx.get(f"{address}/metrics", timeout=WAIT_SECONDS).text:
                 assert time.monotonic() < give_up, "the second query was never queued"
             yield address, pool.submit(lambda: [first.result(), second.result()])
         finally:
@@ -81,7 +81,7 @@ def test_a_query_already_in_flight_is_never_refused(built: Built, gate: Gate) ->
             pool.submit(httpx.get, f"{address}/v1/search", params={"q": query}, timeout=WAIT_SECONDS)
             for query in "b" * 8
         ]
-        assert httpx.get(f"{address}/v1/search", params={"q": "c"}).status_code == 429
+        assert httpx.get(f"{address}/v1/search", params={"q": "c"}, timeout=WAIT_SECONDS).status_code == 429
         gate.open.set()
         assert accepted.result() == [200, 200]
         assert [answer.result().status_code for answer in same] == [200] * 8

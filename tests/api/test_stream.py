@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.search.portions import WINDOW
-from tests.api.gate import Gate, block_engine
+from tests.api.gate import Gate, block_engine, until_queued
 from tests.api.support import Built, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
@@ -139,7 +139,8 @@ async def test_a_stream_has_a_time_limit(built: Built, gate: Gate) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, max_stream_seconds=0.2)) as client:
         held = await block_engine(gate, client)
         stream = asyncio.create_task(client.post("/v1/search", json={"query": MANY[:3]}, headers=LINES))
-        await asyncio.sleep(0.4)
+        await until_queued(client, 3)  # the clock runs
+        await asyncio.sleep(0.3)
         gate.open.set()
         refused = await stream
         assert (refused.status_code, refused.json()["error"]["code"]) == (504, "deadline_exceeded")

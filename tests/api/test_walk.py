@@ -32,7 +32,7 @@ def test_the_files_of_the_search_path_are_as_documented(built: Built, monkeypatc
     try:
         with (
             live(make_settings(built, threads=1, reload_seconds=0, lru_mb=0)) as url,
-            httpx.Client(base_url=url) as client,
+            httpx.Client(base_url=url, timeout=60) as client,
         ):
             client.post("/v1/search", json={"query": "头痛"}).raise_for_status()
             recording.set()

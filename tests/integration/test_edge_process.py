@@ -43,7 +43,7 @@ def test_workers_share_keys_certificate_and_ports(tmp_path: Path, encoder: OnnxE
 
     def get(address: str, path: str, key: str) -> int:
         """Sends on a new connection: any worker may answer."""
-        return httpx.get(address + path, headers=bearer(key), verify=trust).status_code
+        return httpx.get(address + path, headers=bearer(key), verify=trust, timeout=60).status_code
 
     try:
         assert process.stdout is not None

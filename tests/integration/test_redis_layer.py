@@ -176,8 +176,9 @@ async def test_a_late_reply_is_a_miss_and_keeps_the_connection(
 ) -> None:
     monkeypatch.setattr("service.cache.redis.GIVE_UP_SECONDS", 60.0)
     with operator(server) as redis:
-        async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
-            await write(cache, writes, a=b"one")
+        async with cache_at(server.connection_url) as (patient, writes):
+            await write(patient, writes, a=b"one")
+        async with cache_at(server.connection_url, HASTY_MS) as (cache, _):
             async with asyncio.timeout(60):
                 while await get(cache, b"a") != [b"one"]:
                     half_open(cache, next_seconds=0.0)

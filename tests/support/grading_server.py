@@ -25,7 +25,8 @@ class Reply:
     status: int = 200
     text: str | None = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    delay_seconds: float = 0.0
+    silent: bool = False
+    """Send nothing until the client gives up."""
     pause_seconds: float = 0.0
     """Between the quarters of the body: a slow stream."""
     cut: bool = False
@@ -91,9 +92,9 @@ def failing(model: str, prompt: str, number: int) -> Reply | None:
         [Reply(500, "broken")] * 2,
         [Reply(429, "slow down", {"Retry-After": "1"})],
         [Reply(200, "抱歉，我无法回答"), Reply(200, '{"1": 4, "2": ')],
-        [Reply(200, "", delay_seconds=2.5)],
+        [Reply(200, "", silent=True)],
         [Reply(503, ""), Reply(200, '{"1": 9, "2": 9, "3": 9}')],
-        [Reply(200, None, pause_seconds=0.4)],
+        [Reply(200, None, pause_seconds=0.6)],
         [Reply(200, "", cut=True), Reply(429, "slow down")],
     ]
     mine = failures[(sum(map(ord, prompt)) + ord(model)) % len(failures)]
@@ -107,18 +108,19 @@ def grading_server() -> Iterator[GradingServer]:
     class Handler(QuietHandler):
         def do_POST(self) -> None:
             reply = server.reply(json.loads(self.body()))
-            time.sleep(reply.delay_seconds)
             choice = {"message": {"role": "assistant", "content": reply.text}}
             good = reply.status == 200
             content = json.dumps({"choices": [choice], "usage": USAGE} if good else {"error": reply.text}).encode()
             with suppress(OSError):  # the client may have given up or been killed
+                if reply.silent:
+                    self.connection.recv(1)
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
                 with server.lock:  # before the last byte, after which a test may read the counts
-                    server.paid += good and not reply.delay_seconds and not reply.cut
+                    server.paid += good and not reply.silent and not reply.cut
                 quarter = -(-len(content) // 4)
                 for first in range(0, len(content) // 2 if reply.cut else len(content), quarter):
                     time.sleep(reply.pause_seconds)

@@ -124,7 +124,7 @@ def test_a_failing_server_loses_no_row_and_judges_none_twice(server: GradingServ
     assert len(expected) == 20
     server.asked.clear(), server.graded.clear()
     server.paid, server.fault = 0, failing
-    assert judged(server, faulty, rows, timeout_seconds=1) == expected
+    assert judged(server, faulty, rows, timeout_seconds=2) == expected
     assert set(server.graded.values()) == {1}
     assert len(server.graded) == 20 * 2
     notes = report_of(faulty)["notes"]

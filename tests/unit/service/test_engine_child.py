@@ -135,10 +135,11 @@ async def test_a_process_that_hangs_at_a_later_start_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.ERROR)
-    script = ScriptedChild(tmp_path, "say first", "hang", "say second and stay")
+    script = ScriptedChild(tmp_path, "say first and stay", "hang", "say second and stay")
     async with supervised(script) as child:
         await until(lambda: script.messages == ["first"])
         monkeypatch.setattr(child, "start_seconds", 0.5)
+        child.kill()
         await until(lambda: "was killed" in caplog.text)
         monkeypatch.setattr(child, "start_seconds", WAIT_SECONDS)
         await until(lambda: "second" in script.messages)
