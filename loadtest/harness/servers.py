@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -162,10 +163,12 @@ def _wait_ready(server: Server, started: Started, log: Path) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Returns a port below those of outgoing connections, one of which might take it before the server does."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def _last_line(text: str) -> str:

@@ -23,6 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 
 import cli
+from loadtest.harness.servers import free_port
 from tests.api.support import TOKEN
 from tests.clients.support import ANSWER, ScriptedReply, ScriptedServer
 
@@ -45,9 +46,7 @@ def over_stdio(url: str, *options: str, key: str = "") -> Client:
 @contextlib.contextmanager
 def http_server(url: str) -> Iterator[str]:
     """Yields the address of an MCP server over HTTP."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # The server's own key must not be used for HTTP callers.
     environment = os.environ | {"CARE_API_KEY": "own-key"}
     process = subprocess.Popen(command(url, "--http", f"127.0.0.1:{port}"), env=environment)

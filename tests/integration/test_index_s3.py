@@ -18,6 +18,7 @@ from pathlib import Path
 from indexer.build import BuildOptions, build
 from indexer.store.collection import Collection
 from indexer.versions import verify
+from loadtest.harness.servers import free_port
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Side
 from tests.support.fast_encoder import FastEncoder
@@ -40,8 +41,7 @@ class FailingEncoder(FastEncoder):
 @contextmanager
 def s3_server() -> Iterator[None]:
     """Starts a server on a free port and points the environment of this process at it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     os.environ.update(KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "NO_PROXY": "127.0.0.1"})
     command = [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

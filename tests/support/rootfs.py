@@ -15,13 +15,13 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadtest.harness.servers import free_port
 from tests.unit.deploy.support import REPOSITORY, dockerfile, instructions, is_ignored
 
 DEBIAN = "ca-certificates,python3.11-minimal,python3.11,python3.11-venv,python3-pip"
@@ -137,9 +137,7 @@ def megabytes(root: Path) -> float:
 @contextlib.contextmanager
 def started(root: Path, stage: str) -> Iterator[str]:
     """Runs the image's command as its user, in the chroot; yields its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     run = _as_image(root, stage, json.loads(instructions(stage, "CMD")[-1]))
     process = subprocess.Popen(run, env=_image_environment(stage) | {"CARE_HOST": "127.0.0.1", "CARE_PORT": str(port)})
     try:

@@ -147,10 +147,11 @@ def test_the_client_in_its_own_process_measures_the_same() -> None:
 
 @pytest.mark.parametrize("run", [drive, measure])
 def test_a_missing_service_is_reported_in_one_line(run: Callable[[Job], Measurement]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed_soon:
-        url = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"
-    with pytest.raises(BenchError, match=f"{url} is not reachable .* start the service first$"):
-        run(job(url))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # without listening, so that no other program takes the port
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(BenchError, match=f"{url} is not reachable .* start the service first$"):
+            run(job(url))
 
 
 @pytest.mark.parametrize(

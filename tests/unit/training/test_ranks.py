@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from loadtest.harness.servers import free_port
 from models.encoder.spec import Side
 from models.encoder.torch import TorchEncoder
 from models.training.ranks import Ranks
@@ -89,10 +89,7 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
 
 def _launch(command: list[str]) -> None:
     """Starts two processes like `accelerate launch`: through variables of their environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     common = os.environ | shared | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
     processes = [
         subprocess.Popen(
