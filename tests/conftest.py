@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from models.encoder.onnx import OnnxEncoder
 
 # Needs packages that are not in the development environment.
 collect_ignore = [] if find_spec("moto") and find_spec("s3fs") else ["integration/test_index_s3.py"]
+
+# A machine may pause for longer than hypothesis allows an example.
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

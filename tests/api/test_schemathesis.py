@@ -93,7 +93,6 @@ schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
 @settings(
     max_examples=EXAMPLES,
     derandomize=True,
-    deadline=None,
     database=None,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
@@ -112,7 +111,6 @@ def test_an_existing_document_is_answered_as_documented(address: str) -> None:
 @settings(
     max_examples=2,
     derandomize=True,
-    deadline=None,
     database=None,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),

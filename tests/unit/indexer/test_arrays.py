@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.errors import BadSnapshot, TooLarge
@@ -15,7 +15,6 @@ from indexer.store import documents as passages
 from indexer.store.arrays import ArrayWriter, Blob, BlobWriter, load_array
 
 
-@settings(deadline=None)
 @given(
     blocks=st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=8), width=st.sampled_from([0, 3])
 )
@@ -54,7 +53,6 @@ def test_an_unfinished_file_has_no_rows(tmp_path: Path) -> None:
         load_array(tmp_path / "a.npy", "<i4", (2,))
 
 
-@settings(deadline=None)
 @given(runs=st.lists(st.binary(max_size=20), max_size=10))
 def test_runs_of_bytes_are_read_as_written(tmp_path_factory: pytest.TempPathFactory, runs: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("blob")

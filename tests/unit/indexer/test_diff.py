@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer import checks as diff
@@ -46,7 +46,6 @@ def documents(folder: Path, contents: dict[int, int]) -> Documents:
     return Documents.open(folder, writer.close())
 
 
-@settings(deadline=None)
 @given(
     old=st.dictionaries(st.integers(0, 12), st.integers(0, 2), min_size=1),
     new=st.dictionaries(st.integers(0, 12), st.integers(0, 2), min_size=1),

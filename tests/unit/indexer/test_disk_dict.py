@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.errors import NotWritten
@@ -17,7 +17,6 @@ from indexer.store.files import DiskDict
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=3)
 
 
-@settings(deadline=None)
 @given(keys=st.lists(KEYS, max_size=30), remembered=st.sampled_from([0, 2, 100]))
 def test_it_keeps_the_first_number_of_each_key(
     tmp_path_factory: pytest.TempPathFactory, keys: list[str], remembered: int

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.errors import BadSnapshot
@@ -26,7 +26,6 @@ def write(folder: Path, rows: list[tuple[str, str, str]]) -> Documents:
     return Documents.open(folder, writer.close())
 
 
-@settings(deadline=None)
 @given(rows=st.lists(st.tuples(UNICODE, UNICODE, UNICODE), min_size=1, max_size=20, unique_by=lambda row: row[0]))
 def test_documents_are_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]

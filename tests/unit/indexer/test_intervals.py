@@ -50,13 +50,13 @@ def check(stored: Sequence[Value], condition: Filter) -> None:
         assert admitted == metadata.select([condition]).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.none() | NUMBERS, max_size=6), filters(ASKED_NUMBERS))
 def test_intervals_of_numbers_admit_what_select_admits(stored: list[float | None], condition: Filter) -> None:
     check([1.0, *stored], condition)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(NUMBERS, min_size=1, max_size=8), NUMBERS, NUMBERS)
 def test_integers_and_floats_are_compared_exactly_as_in_python(
     stored: list[float], first: float, second: float
@@ -81,7 +81,7 @@ def test_integers_and_floats_are_compared_exactly_as_in_python(
             assert in_memory.select([condition]).tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.none() | TEXTS | st.lists(TEXTS, max_size=3), max_size=6), filters(TEXTS))
 def test_intervals_of_texts_and_lists_admit_what_select_admits(stored: list[Value], condition: Filter) -> None:
     check(["a", *stored], condition)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.errors import BadFilter, BadSnapshot
@@ -74,7 +74,6 @@ def test_filters_select_the_expected_rows(tmp_path: Path, filters: list[Filter],
     assert np.flatnonzero(index(tmp_path, ROWS).select(filters)).tolist() == rows
 
 
-@settings(deadline=None)
 @given(
     values=st.lists(st.none() | st.text("aäb文𠀀", max_size=3), min_size=1, max_size=30),
     low=st.text("aäb文𠀀", max_size=3),

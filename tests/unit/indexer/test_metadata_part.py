@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.errors import BadFilter
@@ -34,7 +34,7 @@ FILTERS: list[tuple[Filter, ...]] = [
 ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(documents=st.lists(DOCUMENT, min_size=1, max_size=12), filters=st.sampled_from(FILTERS))
 def test_a_part_equals_an_index_of_its_documents(
     documents: list[dict[str, Any]], filters: tuple[Filter, ...], tmp_path_factory: pytest.TempPathFactory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.errors import BadBuild
@@ -18,7 +18,6 @@ TEXTS = st.text(
     st.sampled_from("高血压患者服药。！？；\n 3.5mg abnormalities internationalization, x"), min_size=1, max_size=400
 )
 TITLES = st.text(st.sampled_from("原发性高血压 hypertension"), max_size=80)
-PROPERTIES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def cut(tokenizer: Tokenizer, title: str, text: str, budget: Budget, instruction: str = "") -> list[tuple[int, int]]:
@@ -26,7 +25,6 @@ def cut(tokenizer: Tokenizer, title: str, text: str, budget: Budget, instruction
     return spans
 
 
-@PROPERTIES
 @given(title=TITLES, text=TEXTS, tokens=st.integers(24, 64), overlap=st.integers(0, 6))
 def test_passages_cover_the_text_in_order(
     tokenizer: Tokenizer, title: str, text: str, tokens: int, overlap: int
@@ -39,7 +37,6 @@ def test_passages_cover_the_text_in_order(
     assert all(start < end for start, end in spans)
 
 
-@PROPERTIES
 @given(title=TITLES, text=TEXTS, tokens=st.integers(24, 64), instruction=st.sampled_from(["", "为检索表示："]))
 def test_the_encoder_reads_every_passage_whole(
     tokenizer: Tokenizer, title: str, text: str, tokens: int, instruction: str
@@ -50,7 +47,6 @@ def test_the_encoder_reads_every_passage_whole(
         assert len(tokenizer(instruction + cutter.compose(title, text[start:end]))) <= tokens
 
 
-@PROPERTIES
 @given(text=st.text(st.sampled_from("高血压患者服药"), min_size=100, max_size=300), overlap=st.integers(0, 8))
 def test_neighbours_share_the_overlap(tokenizer: Tokenizer, text: str, overlap: int) -> None:
     """One token a character and no sentence end, so the overlap can be counted in characters."""

@@ -48,7 +48,7 @@ def length_of(query: str) -> int:
 
 
 @given(requests=st.lists(arrivals, max_size=12), limits=limits, poisoned=st.booleans(), held=st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_accepted_query_gets_its_own_answer(
     requests: list[Arrival], limits: Limits, poisoned: bool, held: bool
 ) -> None:
@@ -98,7 +98,7 @@ async def _drive(engine: FakeEngine, limits: Limits, requests: list[Arrival], se
 
 
 @given(st.lists(st.lists(st.sampled_from(QUERIES), min_size=1, max_size=4), min_size=1, max_size=10), limits)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_queries_enter_the_engine_in_the_order_of_arrival(requests: list[list[str]], limits: Limits) -> None:
     engine, one = FakeEngine(), serving()
 
