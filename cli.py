@@ -61,7 +61,7 @@ EXTRAS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     _raise_file_limit()
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread:
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="care", description=_overview(), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"care-search {care_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
-    name = parser.parse_args(given[:1]).command
+    name = parser.parse_args(words[:1]).command
     has_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_main_thread and name in SERVING and not has_terminal:
         # A reload that is asked for while the libraries are loaded must not end the service.
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding must not end a long run
     try:
-        code = _demo(given[1:]) if name == "demo" else _run(name, given[1:])
+        code = _demo(words[1:]) if name == "demo" else _run(name, words[1:])
         print(end="", flush=True)  # here, and not when Python ends, which would report a failure in its own words
         return code
     except CareError as error:
@@ -144,15 +144,15 @@ def _fail(name: str, message: str) -> int:
     return 1
 
 
-def _run(name: str, given: list[str]) -> int:
-    part = PARTS.get((name, given[0])) if given else None
+def _run(name: str, words: list[str]) -> int:
+    part = PARTS.get((name, words[0])) if words else None
     if part is not None:
-        name, given = f"{name} {given[0]}", given[1:]
+        name, words = f"{name} {words[0]}", words[1:]
     command = import_module(part or COMMANDS[name][0])
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog=f"care {name}", description=command.__doc__, formatter_class=form)
     command.add_arguments(parser)
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(words)
     if name == "index":  # reads a few settings of the service, and must not miss one that is misspelt
         from service.command import require_known_variables
 
@@ -161,10 +161,10 @@ def _run(name: str, given: list[str]) -> int:
     return 0
 
 
-def _demo(given: list[str]) -> int:
+def _demo(words: list[str]) -> int:
     parser = _Parser(prog="care demo", description=COMMANDS["demo"][1])
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (%(default)s)")
-    port = parser.parse_args(given).port
+    port = parser.parse_args(words).port
     if not 0 <= port <= 65535:
         parser.error(f"argument --port: {port} is not between 0 and 65535")
     from indexer.command import served_encoder

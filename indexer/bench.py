@@ -67,16 +67,16 @@ def main() -> int:
     index.add_argument("--build", nargs=2, metavar=("CORPUS", "COLLECTION"), help=argparse.SUPPRESS)
     fresh.add_argument("--documents", type=int, nargs="+", default=[100, 1000, 10_000])
     words.add_argument("rows", type=int, nargs="?", default=60_000)
-    given = parser.parse_args()
-    if given.part == "words":
-        measure_words(given.rows)
-    elif given.part == "fresh":
-        measure_fresh(given.documents)
-    elif given.build:
-        _build(*map(Path, given.build))
+    options = parser.parse_args()
+    if options.part == "words":
+        measure_words(options.rows)
+    elif options.part == "fresh":
+        measure_fresh(options.documents)
+    elif options.build:
+        _build(*map(Path, options.build))
     else:
         print("documents  run       own MB  mapped MB  encoded  seconds: read  encode  index  lexical  write")
-        for documents in given.documents:
+        for documents in options.documents:
             measure_builds(documents)
     return 0
 

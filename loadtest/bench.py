@@ -248,31 +248,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.run(arguments, _run)
 
 
-def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
-    report = _bench(given, facts)
-    publish(as_markdown(report), report, given.json)
+def _run(options: argparse.Namespace, facts: dict[str, str]) -> int:
+    report = _bench(options, facts)
+    publish(as_markdown(report), report, options.json)
     return 1 if report.failures else 0
 
 
-def _bench(given: argparse.Namespace, facts: dict[str, str]) -> Report:
-    if given.rounds < 1:
-        raise BenchError(f"--rounds must be at least 1, not {given.rounds}")
-    if not 0 < given.seconds <= MAX_SECONDS:
-        raise BenchError(f"--seconds must be above 0 and at most {MAX_SECONDS:.0f}, not {given.seconds:g}")
-    queries = read_queries(given.queries)
+def _bench(options: argparse.Namespace, facts: dict[str, str]) -> Report:
+    if options.rounds < 1:
+        raise BenchError(f"--rounds must be at least 1, not {options.rounds}")
+    if not 0 < options.seconds <= MAX_SECONDS:
+        raise BenchError(f"--seconds must be above 0 and at most {MAX_SECONDS:.0f}, not {options.seconds:g}")
+    queries = read_queries(options.queries)
     with tempfile.TemporaryDirectory(prefix="care-bench-") as made, contextlib.ExitStack() as stack:
         folder = Path(made)
-        url, cached_url = (given.url, None) if given.url else _own_services(given.collection, folder, stack)
-        bench = Bench(url, queries, given.seconds, cached_url)
+        url, cached_url = (options.url, None) if options.url else _own_services(options.collection, folder, stack)
+        bench = Bench(url, queries, options.seconds, cached_url)
         say("bench: warming up")
         size = bench.warm_up()
-        measured = bench.run(stack.enter_context(running(bare_server(size), folder)).url, given.rounds)
+        measured = bench.run(stack.enter_context(running(bare_server(size), folder)).url, options.rounds)
         facts |= {
             "versions": versions(),
             "collection": _collection(url),
-            "settings": "those of the service at --url" if given.url else settings(os.environ | FORCED),
-            "load": f"{given.rounds} rounds of {given.seconds:g} s per line; {len(queries)} queries, each time with "
-            f"another number after it; top_k 10; typical answer {size} bytes",
+            "settings": "those of the service at --url" if options.url else settings(os.environ | FORCED),
+            "load": f"{options.rounds} rounds of {options.seconds:g} s per line; {len(queries)} queries, each time "
+            f"with another number after it; top_k 10; typical answer {size} bytes",
         }
         return make_report(facts, measured)
 

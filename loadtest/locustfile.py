@@ -68,10 +68,10 @@ def await_last_write(environment: Environment, **_: object) -> None:
 
 def apply_limits(environment: Environment, **_: object) -> None:
     """Prints the verdict in one line; a limit that is exceeded sets the exit status."""
-    given = environment.parsed_options
-    if given is None or isinstance(environment.runner, WorkerRunner):
+    options = environment.parsed_options
+    if options is None or isinstance(environment.runner, WorkerRunner):
         return
-    met, text = verdict(environment.stats.entries.values(), given)
+    met, text = verdict(environment.stats.entries.values(), options)
     if not met:
         environment.process_exit_code = 1
     print(text, file=sys.stdout if met else sys.stderr, flush=True)

@@ -89,17 +89,17 @@ class Steps(LoadTestShape):
 
     def tick(self) -> tuple[int, float] | None:
         assert self.runner is not None  # Locust sets it before the first tick
-        given = self.runner.environment.parsed_options
-        assert given is not None  # the command line made this environment
-        number = int(self.get_run_time() // given.step_seconds)  # type: ignore[no-untyped-call]
-        users = given.step_users * (number + 1)
+        options = self.runner.environment.parsed_options
+        assert options is not None  # the command line made this environment
+        number = int(self.get_run_time() // options.step_seconds)  # type: ignore[no-untyped-call]
+        users = options.step_users * (number + 1)
         if number >= len(_steps):
             if _steps:
                 print(_steps[-1], flush=True)
-            if users > given.most_users or (_steps and not _steps[-1].holds(given.p95_ms or P95_MS)):
+            if users > options.most_users or (_steps and not _steps[-1].holds(options.p95_ms or P95_MS)):
                 return None
-            _steps.append(Step(users, given.step_seconds))
-        return users, given.step_users
+            _steps.append(Step(users, options.step_seconds))
+        return users, options.step_users
 
 
 def add_arguments(parser: LocustArgumentParser) -> None:
@@ -122,14 +122,14 @@ def count(name: str, response_time: float, exception: BaseException | None, **_:
 
 def report(environment: Environment, **_: object) -> None:
     """Prints the knee and draws the picture."""
-    given = environment.parsed_options
-    if given is None or not _steps:
+    options = environment.parsed_options
+    if options is None or not _steps:
         return
-    limit = given.p95_ms or P95_MS
+    limit = options.p95_ms or P95_MS
     found = knee(_steps, limit)
     print(f"knee: {found}" if found is not None else f"knee: below {_steps[0]}", flush=True)
-    if given.picture:
-        draw(_steps, limit, Path(given.picture))
+    if options.picture:
+        draw(_steps, limit, Path(options.picture))
 
 
 # Locust's events have no types.

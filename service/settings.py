@@ -135,7 +135,7 @@ class Settings(BaseSettings):
 
     @property
     def has_engine_process(self) -> bool:
-        """Whether one process computes for all workers."""
+        """Returns whether one process computes for all workers."""
         return self.engine == "process" or self.device == "cuda"
 
     @property

@@ -17,15 +17,15 @@ SCORE, RERANK_SCORE = "care_score", "care_rerank_score"
 RELEVANCE = "relevance_score"
 
 
-def search_options(*given: Mapping[str, Any]) -> SearchOptions:
+def search_options(*layers: Mapping[str, Any]) -> SearchOptions:
     """Merges the parameters of a retriever's search; later ones win. Raises ValueError for unknown ones.
 
     The service's names and LangChain's (`k`, `filter`, `score_threshold`) are accepted. None is the service's default.
     """
     merged: dict[str, Any] = {}
-    for some in given:
+    for layer in layers:
         named: dict[str, Any] = {}
-        for name, value in some.items():
+        for name, value in layer.items():
             own = SYNONYMS.get(name, name)
             if own not in PARAMETERS:
                 near = get_close_matches(name, [*PARAMETERS, *SYNONYMS], 1)
@@ -35,8 +35,8 @@ def search_options(*given: Mapping[str, Any]) -> SearchOptions:
                 raise ValueError(f"{own}: given twice, under two names; leave one out")
             named[own] = _clauses(value) if own == "filters" and value is not None else value
         merged |= named
-    wanted = {name: value for name, value in merged.items() if value is not None}
-    return cast(SearchOptions, {**wanted, "fields": FIELDS})
+    options = {name: value for name, value in merged.items() if value is not None}
+    return cast(SearchOptions, {**options, "fields": FIELDS})
 
 
 def _clauses(filters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

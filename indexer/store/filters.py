@@ -75,26 +75,26 @@ def restrict(filters: Iterable[Filter], has_field: Callable[[str], bool]) -> tup
     An empty AnyOf stays as it is, and its field is not looked at.
     """
 
-    def one(given: Filter) -> Filter:
-        if isinstance(given, Not):
-            return Not(one(given.excluded))
-        if isinstance(given, Either):
-            return Either(tuple(map(one, given.alternatives)))
-        is_empty = isinstance(given, AnyOf) and not given.values
-        return given if is_empty or has_field(given.field) else AnyOf(given.field, ())
+    def one(clause: Filter) -> Filter:
+        if isinstance(clause, Not):
+            return Not(one(clause.excluded))
+        if isinstance(clause, Either):
+            return Either(tuple(map(one, clause.alternatives)))
+        is_empty = isinstance(clause, AnyOf) and not clause.values
+        return clause if is_empty or has_field(clause.field) else AnyOf(clause.field, ())
 
     return tuple(map(one, filters))
 
 
 def conditions_of(filters: Iterable[Filter]) -> Iterator[Condition]:
     """Yields every condition of the filters, nested ones included."""
-    for given in filters:
-        if isinstance(given, Not):
-            yield from conditions_of([given.excluded])
-        elif isinstance(given, Either):
-            yield from conditions_of(given.alternatives)
+    for clause in filters:
+        if isinstance(clause, Not):
+            yield from conditions_of([clause.excluded])
+        elif isinstance(clause, Either):
+            yield from conditions_of(clause.alternatives)
         else:
-            yield given
+            yield clause
 
 
 def values_of(condition: Condition) -> tuple[FilterValue, ...]:

@@ -128,17 +128,17 @@ class MetadataIndex:
             raise BadFilter(field, f"filter on {field}: a range needs at least one of gte, gt, lte, lt")
         return self._columns[field]
 
-    def _match(self, given: Filter) -> Mask:
-        if isinstance(given, f.Not):
-            return ~self._match(given.excluded)
-        if isinstance(given, f.Either):
-            matched: Mask = np.logical_or.reduce([self._match(each) for each in given.alternatives])
+    def _match(self, clause: Filter) -> Mask:
+        if isinstance(clause, f.Not):
+            return ~self._match(clause.excluded)
+        if isinstance(clause, f.Either):
+            matched: Mask = np.logical_or.reduce([self._match(each) for each in clause.alternatives])
             return matched
-        if isinstance(given, f.AnyOf) and not given.values:
+        if isinstance(clause, f.AnyOf) and not clause.values:
             return np.zeros(self._documents, np.bool_)
-        column = self.column(given)
+        column = self.column(clause)
         try:
-            return column.match(given)
+            return column.match(clause)
         except BadFilter as bad:
             raise BadFilter(bad.field, f"{bad}{self.example(bad.field)}") from None
 
@@ -152,8 +152,8 @@ class MetadataIndex:
 
 def no_such_field(field: str, fields: Collection[str], example: str) -> BadFilter:
     """Returns the error of a filter on a field that is not among the collection's `fields`."""
-    said = f"filter on {field}: the collection has no such field; it has {', '.join(fields) or 'none'}"
-    return BadFilter(field, f"{said}{did_you_mean(field, fields)}{example}")
+    problem = f"filter on {field}: the collection has no such field; it has {', '.join(fields) or 'none'}"
+    return BadFilter(field, f"{problem}{did_you_mean(field, fields)}{example}")
 
 
 def admits(filters: Sequence[Filter], *metadata: f.Metadata) -> bool:

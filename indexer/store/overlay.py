@@ -157,7 +157,7 @@ class Overlay:
 
     @property
     def documents(self) -> int:
-        """How many documents can be found, the snapshot's included."""
+        """Returns how many documents can be found, the snapshot's included."""
         return len(self.snapshot.documents) - len(self.gone) + len(self.rows)
 
     @property

@@ -183,20 +183,20 @@ def conditions(metadata: MetadataIndex, filters: Sequence[Filter]) -> list[model
     return [each for each in written if not isinstance(each, bool)]
 
 
-def _write(metadata: MetadataIndex, given: Filter) -> models.Condition | bool:
+def _write(metadata: MetadataIndex, clause: Filter) -> models.Condition | bool:
     """Returns the filter as a condition; True if every point satisfies it, False if none can."""
-    if isinstance(given, Not):
-        excluded = _write(metadata, given.excluded)
+    if isinstance(clause, Not):
+        excluded = _write(metadata, clause.excluded)
         return not excluded if isinstance(excluded, bool) else models.Filter(must_not=[excluded])
-    if isinstance(given, Either):
-        written = [_write(metadata, each) for each in given.alternatives]
+    if isinstance(clause, Either):
+        written = [_write(metadata, each) for each in clause.alternatives]
         possible = [each for each in written if not isinstance(each, bool)]
         return True if any(each is True for each in written) else bool(possible) and models.Filter(should=possible)
-    if isinstance(given, AnyOf) and not given.values:
+    if isinstance(clause, AnyOf) and not clause.values:
         return False
-    column = metadata.column(given)
-    intervals = column.intervals(given)
-    return bool(intervals) and _condition(_key(metadata.fields.index(given.field)), column, intervals)
+    column = metadata.column(clause)
+    intervals = column.intervals(clause)
+    return bool(intervals) and _condition(_key(metadata.fields.index(clause.field)), column, intervals)
 
 
 def _condition(key: str, column: Column, intervals: list[Interval]) -> models.Condition:

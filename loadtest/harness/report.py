@@ -33,11 +33,11 @@ class Program(argparse.ArgumentParser):
 
     def run(self, arguments: Sequence[str] | None, work: Callable[[argparse.Namespace, dict[str, str]], int]) -> int:
         """Runs `work` with the parsed arguments and the facts that all reports have; returns the exit status."""
-        given = self.parse_args(arguments)
+        options = self.parse_args(arguments)
         command = shlex.join(["python", "-m", self.prog, *(sys.argv[1:] if arguments is None else arguments)])
         facts = {"command": f"`{command}`", "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
         try:
-            return work(given, facts | {"machine": machine()})
+            return work(options, facts | {"machine": machine()})
         except BenchError as error:
             say(f"{self._name}: {error}")
             return 1

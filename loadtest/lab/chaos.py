@@ -105,14 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.run(arguments, _run)
 
 
-def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
+def _run(options: argparse.Namespace, facts: dict[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="care-chaos-") as folder:
-        trials = [trial for stage in stages(Path(folder), given.documents) for trial in _trials(stage, given)]
+        trials = [trial for stage in stages(Path(folder), options.documents) for trial in _trials(stage, options)]
     if not trials:
         raise BenchError("no fault was injected; give words of the names in docs/reliability.md")
     facts |= {
         "service": "`care serve --workers 2` with an engine process and a Redis, no cache in the workers, unless noted",
-        "load": f"{given.connections} connections, hybrid searches of the example corpus, one after another",
+        "load": f"{options.connections} connections, hybrid searches of the example corpus, one after another",
     }
     print(as_markdown(facts, trials))
     unsound = dict.fromkeys(trial.fault.name for trial in trials if not trial.is_sound)
@@ -127,12 +127,12 @@ def stages(folder: Path, documents: int | None) -> Iterator[Stage]:
         yield kind(corpus, folder)
 
 
-def _trials(stage: Stage, given: argparse.Namespace) -> Iterator[Trial]:
-    words, times = given.words, given.times
+def _trials(stage: Stage, options: argparse.Namespace) -> Iterator[Trial]:
+    words, times = options.words, options.times
     chosen = [fault for fault in stage.faults() if not words or any(word in fault.name for word in words)]
     if not chosen:
         return
-    with stage.running(given.connections) as crowd:
+    with stage.running(options.connections) as crowd:
         for fault in chosen:
             for number in range(times):
                 say(f"chaos: {fault.name}, {number + 1} of {times}")

@@ -123,9 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Program("claims", "loadtest.lab.claims", __doc__)
     parser.add_argument("words", nargs="*", help="only the claims whose name contains one of these words")
     parser.add_argument("--list", action="store_true", help="print the claims and run nothing")
-    given = parser.parse_args(arguments)
-    claims = [claim for claim in read_claims() if not given.words or any(word in claim.name for word in given.words)]
-    if given.list:
+    options = parser.parse_args(arguments)
+    claims = [one for one in read_claims() if not options.words or any(word in one.name for word in options.words)]
+    if options.list:
         for claim in claims:
             print(f"{claim.name}: {claim.command}" + ("" if claim.is_for_this_machine else f" (on {claim.machine})"))
         return 0

@@ -128,12 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.run(arguments, _run)
 
 
-def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
-    found = record(given.step_seconds)
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    draw(found, given.output)
+def _run(options: argparse.Namespace, facts: dict[str, str]) -> int:
+    found = record(options.step_seconds)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    draw(found, options.output)
     empty = [title for title, series in found.items() if not series]
-    say(f"{len(found)} panels in {given.output}" + (f"; without data: {', '.join(empty)}" if empty else ""))
+    say(f"{len(found)} panels in {options.output}" + (f"; without data: {', '.join(empty)}" if empty else ""))
     return 1 if empty else 0
 
 

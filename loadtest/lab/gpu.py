@@ -250,49 +250,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.run(arguments, _run)
 
 
-def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
-    encoder, collection = prepare(given)
+def _run(options: argparse.Namespace, facts: dict[str, str]) -> int:
+    encoder, collection = prepare(options)
     environment = {name: os.environ.get(name, value) for name, value in SETTINGS.items()} | servers.FORCED
     environment |= {"CARE_ENGINE": "process", "CARE_ENCODER": str(encoder)}
-    server = servers.care_server(collection, environment, "--device", given.device, "--workers", str(given.workers))
+    server = servers.care_server(collection, environment, "--device", options.device, "--workers", str(options.workers))
     with tempfile.TemporaryDirectory(prefix="care-bench-gpu-") as made, servers.running(server, Path(made)) as started:
         bodies = Path(made) / "bodies.jsonl"
         write_bodies(bodies, BODIES, TOKENS)
         service = Service(started)
         say("bench-gpu: warming up")
-        drive(given.wrk, service.url, bodies, max(given.connections), WARM_UP_SECONDS)
+        drive(options.wrk, service.url, bodies, max(options.connections), WARM_UP_SECONDS)
         rows = []
-        for connections in given.connections:
+        for connections in options.connections:
             say(f"bench-gpu: {connections} connections")
-            rows.append(measure(service, given.wrk, bodies, connections, given.seconds))
+            rows.append(measure(service, options.wrk, bodies, connections, options.seconds))
         memory = service.memory()
     facts |= {
         "machine": f"{facts['machine']}; GPU: {gpu_name()}",
         "versions": versions(),
-        "snapshot": f"{given.documents:,} × {given.width} random unit vectors, exact search",
-        "encoder": f"BERT {given.layers} × {given.width}, vocabulary {given.vocabulary:,}, random weights",
-        "settings": f"{settings(environment)}, {given.workers} workers",
+        "snapshot": f"{options.documents:,} × {options.width} random unit vectors, exact search",
+        "encoder": f"BERT {options.layers} × {options.width}, vocabulary {options.vocabulary:,}, random weights",
+        "settings": f"{settings(environment)}, {options.workers} workers",
         "memory": memory,
-        "load": f"wrk, {given.seconds} s a line; dense, top 10, queries of {TOKENS[0]}–{TOKENS[1]} tokens",
+        "load": f"wrk, {options.seconds} s a line; dense, top 10, queries of {TOKENS[0]}–{TOKENS[1]} tokens",
     }
     print(as_markdown(facts, rows))
     return 1 if any(row.load.failures for row in rows) else 0
 
 
-def prepare(given: argparse.Namespace) -> tuple[Path, Path]:
+def prepare(options: argparse.Namespace) -> tuple[Path, Path]:
     """Returns the folders of the encoder and the collection, which are made if they are missing."""
-    folder: Path = given.folder.resolve()
-    encoder = folder / f"encoder-{given.layers}x{given.width}-{given.vocabulary}-{given.device}"
+    folder: Path = options.folder.resolve()
+    encoder = folder / f"encoder-{options.layers}x{options.width}-{options.vocabulary}-{options.device}"
     if not encoder.exists():
         say("bench-gpu: making the encoder (once)")
         # A GPU computes in fp16; a CPU, for the dry run only, in fp32, which needs no calibration.
-        variant = "fp16" if given.device == "cuda" else "fp32"
-        shape = ("--layers", given.layers, "--width", given.width, "--vocabulary", given.vocabulary)
+        variant = "fp16" if options.device == "cuda" else "fp32"
+        shape = ("--layers", options.layers, "--width", options.width, "--vocabulary", options.vocabulary)
         servers.run_command(sys.executable, "-m", "models.export.synthetic", encoder, *shape, "--variant", variant)
-    collection = folder / f"collection-{given.documents}x{given.width}"
+    collection = folder / f"collection-{options.documents}x{options.width}"
     if not (collection / "CURRENT").exists():
         say("bench-gpu: making the snapshot (once)")
-        size = ("--encoder", encoder, "--documents", given.documents)
+        size = ("--encoder", encoder, "--documents", options.documents)
         servers.run_command(sys.executable, "-m", "indexer.synthetic", collection, *size)
     return encoder, collection
 

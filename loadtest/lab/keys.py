@@ -171,23 +171,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.run(arguments, _run)
 
 
-def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
+def _run(options: argparse.Namespace, facts: dict[str, str]) -> int:
     queries, starts = read_queries(QUERIES), []
-    modes = {CACHED: MODES[CACHED]} if given.hits else MODES
+    modes = {CACHED: MODES[CACHED]} if options.hits else MODES
     with tempfile.TemporaryDirectory(prefix="care-keys-") as made:
         folder = Path(made)
         # The older one of two programs: it cannot read what the newer one writes.
-        build_example(folder / "collection", code=given.before or REPOSITORY)
-        for number in range(given.starts):
-            say(f"keys: start {number + 1} of {given.starts}")
-            with _started(folder, given.before) as ways:
-                starts.append(measure(ways, queries, given.rounds, modes))
-    facts["load"] = f"{given.starts} starts, {given.rounds} rounds in each; {len(queries)} queries; top_k 10"
-    if given.before is not None:
-        facts["before"] = str(given.before)
+        build_example(folder / "collection", code=options.before or REPOSITORY)
+        for number in range(options.starts):
+            say(f"keys: start {number + 1} of {options.starts}")
+            with _started(folder, options.before) as ways:
+                starts.append(measure(ways, queries, options.rounds, modes))
+    facts["load"] = f"{options.starts} starts, {options.rounds} rounds in each; {len(queries)} queries; top_k 10"
+    if options.before is not None:
+        facts["before"] = str(options.before)
     rows = [Row.of(way, mode, starts) for mode in modes for way in WAYS if (way, mode) in starts[0]]
     report = Report(facts, rows)
-    publish(as_markdown(report), report, given.json)
+    publish(as_markdown(report), report, options.json)
     missed = [row for row in rows if row.is_missed]
     for row in missed:
         say(f"keys: missed: {row.mode}, {row.way}")
@@ -240,9 +240,9 @@ def _serve(stack: contextlib.ExitStack, folder: Path, code: Path, *settings: Map
     """Starts one process of a checkout with a port for each of the settings."""
     server = care_server(folder / "collection", {**FORCED, **CACHE, "PYTHONPATH": str(code)})
     ports = [free_port() for _ in settings[1:]] + [server.port]
-    given = [json.dumps({**own, "port": port}) for own, port in zip(settings, ports, strict=True)]
+    settings_json = [json.dumps({**own, "port": port}) for own, port in zip(settings, ports, strict=True)]
     # By its path, so that another checkout, which may lack it, can run it; without the folder of that path (-P).
-    server = replace(server, command=[sys.executable, "-P", str(Path(__file__).with_name("ways.py")), *given])
+    server = replace(server, command=[sys.executable, "-P", str(Path(__file__).with_name("ways.py")), *settings_json])
     pid = stack.enter_context(running(server, folder)).process.pid
     return [Way(f"http://{HOST}:{port}", pid) for port in ports]
 

@@ -166,19 +166,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.run(arguments, _run)
 
 
-def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
+def _run(options: argparse.Namespace, facts: dict[str, str]) -> int:
     queries = read_queries(QUERIES)
     with tempfile.TemporaryDirectory(prefix="care-overload-") as made, contextlib.ExitStack() as stack:
         server = servers.care_server(servers.build_example(Path(made) / "collection"))
         started = stack.enter_context(servers.running(server, Path(made)))
         warm = measure(Job(started.url, queries, MODE, CAPACITY_CONNECTIONS, 3.0))
         in_flight = max(LEAST_IN_FLIGHT, round(IN_FLIGHT_SECONDS * warm.requests_per_second))
-        url = stack.enter_context(proxy(started.url, in_flight)) if given.proxy else started.url
-        result = overload(started, url, queries, given.seconds)
+        url = stack.enter_context(proxy(started.url, in_flight)) if options.proxy else started.url
+        result = overload(started, url, queries, options.seconds)
     facts |= {
         "settings": settings(servers.FORCED),
         "load": f"{MODE}; {len(queries)} queries, each time with another number after it"
-        + (f"; HAProxy with CARE_IN_FLIGHT={in_flight}" if given.proxy else ""),
+        + (f"; HAProxy with CARE_IN_FLIGHT={in_flight}" if options.proxy else ""),
     }
     print(as_markdown(facts, result))
     return 1 if result.misses() else 0

@@ -147,7 +147,7 @@ class Contest:
             with self._awake(contestant, server):
                 rankings[contestant.name] = [ask(server.url, contestant.form, query) for query in queries]
         reference = rankings.get(REFERENCE) or rankings[self._started[0][0].name]
-        return [agreement(name, given, reference) for name, given in rankings.items()]
+        return [agreement(name, options, reference) for name, options in rankings.items()]
 
     def warm_up(self) -> None:
         for contestant, server in self._started:
@@ -202,31 +202,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.run(arguments, _run)
 
 
-def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
+def _run(options: argparse.Namespace, facts: dict[str, str]) -> int:
     for python in (TXTAI, INFINITY):
         if not python.exists():
             raise BenchError(f"{python} is missing; make bench-peers installs it")
     # Inherited by every process that is started from here on.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    prepared = prepare(given.data, given.weights, given.folder.resolve(), given.documents)
+    prepared = prepare(options.data, options.weights, options.folder.resolve(), options.documents)
     facts["machine"] = machine()  # with the cores that are used
     with tempfile.TemporaryDirectory(prefix="care-peers-") as made, contextlib.ExitStack() as stack:
-        listed = contestants(prepared, Path(made), given.only)
+        listed = contestants(prepared, Path(made), options.only)
         say("bench-peers: starting the contestants")
         started = [(one, stack.enter_context(running(one.server, Path(made)))) for one in listed]
-        contest = Contest(started, prepared.queries, given.seconds)
+        contest = Contest(started, prepared.queries, options.seconds)
         agreements = contest.agreements()
         say("bench-peers: warming up")
         contest.warm_up()
-        measured = contest.run(given.rounds)
+        measured = contest.run(options.rounds)
     facts |= {
         "versions": versions(),
         "peers": _peer_versions(),
-        "load": f"{given.rounds} rounds of {given.seconds:g} s per line; {len(prepared.queries)} queries, each time "
-        "with another number after it; dense, top 10",
+        "load": f"{options.rounds} rounds of {options.seconds:g} s per line; {len(prepared.queries)} queries, each "
+        "time with another number after it; dense, top 10",
     }
     report = make_report(facts, measured, [one.name for one in listed if one.own], agreements)
-    publish(as_markdown(report), report, given.json)
+    publish(as_markdown(report), report, options.json)
     return 1 if report.failures else 0
 
 

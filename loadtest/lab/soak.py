@@ -123,11 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.run(arguments, _run)
 
 
-def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
-    if given.minutes < 4:
+def _run(options: argparse.Namespace, facts: dict[str, str]) -> int:
+    if options.minutes < 4:
         raise BenchError("--minutes must be at least 4, or there is no second half to judge")
-    minutes = run(given.minutes, given.per_second)
-    facts["load"] = f"{given.per_second:g} requests/s, hybrid; a document posted and a version served every minute"
+    minutes = run(options.minutes, options.per_second)
+    facts["load"] = f"{options.per_second:g} requests/s, hybrid; a document posted and a version served every minute"
     print(as_markdown(facts, minutes))
     return 1 if misses(minutes) else 0
 

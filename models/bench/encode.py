@@ -43,27 +43,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--token-budget", type=int, default=32_768, help="tokens of a batch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that each is measured (%(default)s)")
     parser.add_argument("--tiny", action="store_true")
-    given = parser.parse_args(arguments)
-    only = given.only.split(",")
+    options = parser.parse_args(arguments)
+    only = options.only.split(",")
     if unknown := set(only) - set(PARTS):
         parser.error(f"--only {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
-    Bench(given, only).run()
+    Bench(options, only).run()
     return 0
 
 
 class Bench:
     """The parts that were asked for, each written down as soon as it is done."""
 
-    def __init__(self, given: argparse.Namespace, only: list[str]) -> None:
-        tiny = given.tiny
+    def __init__(self, options: argparse.Namespace, only: list[str]) -> None:
+        tiny = options.tiny
         self.device = torch.device("cpu" if tiny else "cuda")
         dtype = torch.float32 if tiny else torch.bfloat16
-        budget, documents = (512, 96) if tiny else (given.token_budget, given.documents)
-        self.plan = Plan(self.device, dtype, budget, given.rounds, compiled=not tiny)
-        self.corpus = Corpus(load_texts(given.corpus, documents), tokenizer_of(given.tokenizer))
+        budget, documents = (512, 96) if tiny else (options.token_budget, options.documents)
+        self.plan = Plan(self.device, dtype, budget, options.rounds, compiled=not tiny)
+        self.corpus = Corpus(load_texts(options.corpus, documents), tokenizer_of(options.tokenizer))
         self.shapes = TINY if tiny else SHAPES
-        self.given, self.only = given, only
-        path = given.output / JSON_FILE
+        self.given, self.only = options, only
+        path = options.output / JSON_FILE
         self.results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def run(self) -> None:

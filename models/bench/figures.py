@@ -36,12 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path, help="Markdown file with the tables")
     parser.add_argument("folder", type=Path, help="where the pictures are written")
-    given = parser.parse_args(arguments)
-    text = given.page.read_text(encoding="utf-8")
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args(arguments)
+    text = options.page.read_text(encoding="utf-8")
+    options.folder.mkdir(parents=True, exist_ok=True)
     with drawing.applied():
         for name, figure in (("speed", speed(table(text, SPEED))), ("sizes", sizes(table(text, SIZES)))):
-            drawing.save_svg(figure, given.folder / f"{name}.svg")
+            drawing.save_svg(figure, options.folder / f"{name}.svg")
     return 0
 
 

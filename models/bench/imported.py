@@ -29,14 +29,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--corpus", type=Path, required=True, help="JSON lines with texts, .gz too")
     parser.add_argument("--documents", type=int, default=4096, help="how many of them (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that each is measured (%(default)s)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     from sentence_transformers import SentenceTransformer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    texts = load_texts(given.corpus, given.documents)
-    ours = PackedEncoder.load(given.encoder, device=str(device))
-    theirs = SentenceTransformer(str(given.checkpoint), device=str(device), model_kwargs={"dtype": dtype})
+    texts = load_texts(options.corpus, options.documents)
+    ours = PackedEncoder.load(options.encoder, device=str(device))
+    theirs = SentenceTransformer(str(options.checkpoint), device=str(device), model_kwargs={"dtype": dtype})
     theirs.max_seq_length = ours.spec.max_length
 
     def peer(size: int, some: list[str] = texts) -> np.ndarray:
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     vectors = [work()[:, : ours.spec.dim] for work in works.values()]  # compiled for every shape that comes
     cosines = (vectors[0] * vectors[1]).sum(1) / np.linalg.norm(vectors[1], axis=1)
     taken: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         for name, work in works.items():
             taken[name].append(seconds(work, device))
     rates = {name: [len(texts) / one for one in of_name] for name, of_name in taken.items()}

@@ -201,7 +201,7 @@ def beginnings(texts: Sequence[str]) -> list[str]:
 
 
 def cosines(one: np.ndarray, two: np.ndarray, texts: Sequence[str]) -> dict[str, Any]:
-    """How near the unit vectors of the same texts are: the worst text by name, and the share that is not near."""
+    """Compares unit vectors of the same texts: returns the worst text by name, and the share below `NEAR`."""
     found = (one * two).sum(axis=1)
     return {
         "least": float(found.min()),

@@ -43,24 +43,24 @@ def main(arguments: list[str] | None = None) -> int:
                         help="an encoder alone and with BM25, repeatable")  # fmt: skip
     parser.add_argument("--queries", type=positive, default=6, metavar="N", help="of each set (%(default)s)")
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="turns of each system (%(default)s)")
-    given = parser.parse_args(arguments)
-    questions = list(_questions([task for folder in given.sets for task in find_tasks(folder)], given.queries))
+    options = parser.parse_args(arguments)
+    questions = list(_questions([task for folder in options.sets for task in find_tasks(folder)], options.queries))
     if not questions:
-        raise BadData(f"{', '.join(map(str, given.sets))}: no retrieval set")
+        raise BadData(f"{', '.join(map(str, options.sets))}: no retrieval set")
     systems: dict[str, Answer] = {"BM25": _words}
-    for text in (*given.encoder, *given.hybrid):
+    for text in (*options.encoder, *options.hybrid):
         encoder = open_encoder(text)
         if encoder.name in systems:
             raise BadData(f"two systems are called {encoder.name!r}; give each once, and folders different names")
         reader = EncoderReader(encoder, None)
         systems[encoder.name] = partial(_vector, reader)
-        if text in given.hybrid:
+        if text in options.hybrid:
             systems[f"hybrid {encoder.name}"] = partial(_both, reader)
-    for name, rates in measure(systems, questions, given.rounds).items():
+    for name, rates in measure(systems, questions, options.rounds).items():
         middle, least, most = (f"{rate:,.{2 if rate < 10 else 0}f}" for rate in (median(rates), min(rates), max(rates)))
         print(f"| {name} | {middle} ({least}–{most}) |")
     characters = sum(len(query) for query, _, _ in questions) / len(questions)
-    print(f"\n{len(questions)} queries of {characters:.0f} characters on average, {given.rounds} rounds")
+    print(f"\n{len(questions)} queries of {characters:.0f} characters on average, {options.rounds} rounds")
     return 0
 
 

@@ -288,10 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--lengths", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="care-bench-train-") as folder:
-        bench = Bench(Path(folder), TINY if given.tiny else FULL, tiny=given.tiny, lengths=given.lengths)
-        for part in given.parts:
+        bench = Bench(Path(folder), TINY if options.tiny else FULL, tiny=options.tiny, lengths=options.lengths)
+        for part in options.parts:
             {"stage-1": stage_one, "lora": lora, "peer": peer}[part](bench)
     return 0
 

@@ -33,20 +33,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="times that they are read (%(default)s)")
     parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory, free now (%(default)s)")
     parser.add_argument("--save", type=Path, help="a .npy file for the vectors")
-    given = parser.parse_args(arguments)
-    prompts = _tokens(given.tokens, load_texts(given.corpus, given.documents))
+    options = parser.parse_args(arguments)
+    prompts = _tokens(options.tokens, load_texts(options.corpus, options.documents))
     with ExitStack() as stack:
-        llm = _open(given.model, given.tokens, given.memory, stack)
+        llm = _open(options.model, options.tokens, options.memory, stack)
         llm.embed(prompts, use_tqdm=False)  # compiled for every shape that comes
         rates = []
-        for _ in range(given.rounds):
+        for _ in range(options.rounds):
             start = time.perf_counter()
             outputs = llm.embed(prompts, use_tqdm=False)
             rates.append(len(prompts) / (time.perf_counter() - start))
-    if given.save:
-        np.save(given.save, np.array([output.outputs.embedding for output in outputs], dtype=np.float32))
+    if options.save:
+        np.save(options.save, np.array([output.outputs.embedding for output in outputs], dtype=np.float32))
     tokens = sum(map(len, prompts)) / len(prompts)
-    print(f"vLLM, {given.model}: {spread(rates)} documents/s, {len(prompts)} documents of {tokens:.0f} tokens")
+    print(f"vLLM, {options.model}: {spread(rates)} documents/s, {len(prompts)} documents of {tokens:.0f} tokens")
     return 0
 
 

@@ -35,7 +35,7 @@ _TITLES = r"(?=(?:主任|副主任|主治)?(?:医生|医师|大夫|教授|护士
 
 
 def _id_is_valid(match: re.Match[str]) -> bool:
-    """Whether the check digit of a Chinese identity number (GB 11643) is right."""
+    """Returns whether the check digit of a Chinese identity number (GB 11643) is right."""
     number = match.group().upper()
     total = sum(int(digit) * pow(2, 17 - place, 11) for place, digit in enumerate(number[:17]))
     return "10X98765432"[total % 11] == number[17]

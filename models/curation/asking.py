@@ -1,4 +1,4 @@
-"""The curation steps that put rows to language models, and what each of them has to say."""
+"""Base of the curation steps that ask language models about rows."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ class AskingStep(Step):
 
     @abstractmethod
     def requests(self, row: Row) -> Sequence[Request]:
-        """What is asked for a row; nothing for one that `decide` drops at once."""
+        """Returns the requests for a row; none for one that `decide` drops at once."""
 
     @abstractmethod
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
-        """The outcome of a row, from the replies of every model to each of its requests."""
+        """Returns the outcome of a row, from the replies of every model to each of its requests."""
 
     def decide_all(self, answered: Sequence[Answered]) -> list[Outcome]:
         """The outcomes of a block of rows."""
         return [self.decide(*each) for each in answered]
 
     def facts(self, tally: Tally) -> dict[str, Any]:
-        """What the answers cost, if prices are known: those of this output, also if an earlier run paid for them."""
+        """Returns the cost of this output's answers if prices are known, also of those that an earlier run paid for."""
         costs = {}
         for model in self.models:
             if model.price:

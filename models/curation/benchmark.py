@@ -89,7 +89,7 @@ class Benchmark(Step):
         self, answers: Mapping[str, set[str]], documents: Sequence[str], lists: Sequence[Row], pairs: Sequence[Row],
         left_out: int,
     ) -> str:  # fmt: skip
-        """Statistics with the columns of CARE's table 7, and what the judges' reports say of the labels."""
+        """Returns statistics with the columns of CARE's table 7, and the judges' agreement."""
         head = "| task | queries | characters a query | documents | characters a document | positives a query |"
         shown = [
             _line("retrieval", list(answers), len(documents), documents, [len(texts) for texts in answers.values()])
@@ -139,7 +139,7 @@ def _pair(row: Row) -> Row:
 
 
 def _quality(report: Mapping[str, Any]) -> str:
-    """What the report of a judge step says of its labels; empty for another report, or for none."""
+    """Returns a line with the judges of a report and their agreement; empty without such a report."""
     try:
         *names, last = report["run"]["parameters"]["models"]
         agreement = report["agreement"]

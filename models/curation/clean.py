@@ -41,7 +41,7 @@ BOILERPLATE = (
 )
 BOILERPLATE_CHARACTERS = 100
 WORD_SHARE = 0.3
-"""Texts with a smaller share of letters, digits and Chinese characters say nothing."""
+"""Texts with a smaller share of letters, digits and Chinese characters are dropped."""
 # One character can be a text: 癌 is a term.
 SHORTEST_UNITS, LONGEST_UNITS = 1, 10_000
 

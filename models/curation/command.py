@@ -291,7 +291,7 @@ def _retrievers(arguments: Namespace, corpus: Sequence[Path]) -> Retrievers:
 
 
 def _asking(arguments: Namespace) -> dict[str, Any]:
-    """What every step that asks language models is made with."""
+    """Returns the options of every step that asks language models."""
     from models.curation.panel import Limits, Model
 
     limits = Limits(**_given(arguments, "at_once", "per_minute", "timeout_seconds", "max_tokens"))

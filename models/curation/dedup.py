@@ -65,7 +65,7 @@ class Dedup(Step):
         return _NOT_WORD.sub("", unicodedata.normalize("NFKC", text).casefold())
 
     def _take(self, key: str) -> str:
-        """Why a row of this key is dropped; otherwise it is known from now on. An empty key is no row's equal."""
+        """Returns why a row of this key is dropped; else remembers the key. An empty key equals no other."""
         if not key:
             return ""
         name = blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()

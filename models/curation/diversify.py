@@ -22,7 +22,7 @@ NEIGHBOURS, MOST, SEEDS = 5, 1, 5000
 THRESHOLDS = {"query": 0.85, "text": 0.78}
 EXACT = 50_000
 KEPT, NO_TEXT = -1, -2
-"""What stands in the place of a dropped row's nearest kept one."""
+"""Values in place of the row number of the nearest kept row."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Diversify(Step):
         return nearest
 
     def facts(self, tally: Tally) -> dict[str, Any]:
-        """How many rows each kept one stands for: itself, and the dropped rows that it is nearest to."""
+        """Counts for each kept row itself and the dropped rows that it is nearest to."""
         nearest = self._nearest.load()[:, 0]
         sizes = 1 + np.bincount(nearest[nearest >= 0], minlength=len(self._kept))
         edges = [1, 2, 3, 5, 9, 17, 65, 257]

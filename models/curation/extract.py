@@ -21,7 +21,7 @@ MEMBER_BYTES = 1 << 27
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 _SOLID = re.compile(r"\S")
 _UNSEEN = re.compile(r"<(script|style|head|pre)\b|<!--|^```", re.MULTILINE | re.I)
-"""Where a part begins that no reader sees."""
+"""Beginnings of parts that no reader sees."""
 _ENDS = {name: re.compile(rf"</{name}\s*>", re.I) for name in ("script", "style", "head", "pre")} | {
     "<!--": re.compile("-->"),
     "```": re.compile("^```", re.MULTILINE),
@@ -103,14 +103,14 @@ def _texts(name: str, data: bytes, fields: Sequence[str]) -> Iterator[str]:
 
 
 def _without_tex(match: re.Match[str]) -> str:
-    """What a reader sees of a command."""
+    """Returns the part of a command that a reader sees."""
     if match["symbol"]:
         return _SYMBOLS[match["symbol"]]
     return " " if match["gap"] else match["label"] or match["sign"] or ""
 
 
 def _value(text: str) -> object:
-    """What a text of JSON says; None if it is none: a file may hold one value, or one in each line."""
+    """Parses a JSON value; None if the text is not one: a file may hold one, or one in each line."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -72,7 +72,7 @@ class Hyde(AskingStep):
         ]
 
     def _unusable(self, row: Row) -> str:
-        """Why nothing is asked for a row; empty for one with a question and a source that can be found."""
+        """Returns why a row is dropped without a request; empty if it has a question and a source in the corpus."""
         if is_document(row):
             return "a document, no question: synthesize --kind query asks one"
         return "" if row["pos"][0] in self.retrievers.corpus.rows else "the first positive is not in the corpus"

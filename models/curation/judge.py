@@ -82,9 +82,9 @@ class JudgeRows(AskingStep):
             return Outcome(dropped=NO_QUERY)
         grades = dict[str, list[int]]()
         for texts, verdicts in zip(self._batches(row), replies, strict=True):
-            given = [verdict.value for verdict in verdicts if verdict.value is not None]
-            if len(given) == len(verdicts):
-                grades.update(zip(texts, map(list, zip(*given, strict=True)), strict=True))
+            usable = [verdict.value for verdict in verdicts if verdict.value is not None]
+            if len(usable) == len(verdicts):
+                grades.update(zip(texts, map(list, zip(*usable, strict=True)), strict=True))
             else:
                 notes["passages without a grade of every judge"] += len(texts)
         return self._outcome(row, grades, notes)
@@ -150,7 +150,7 @@ def numbered(texts: Sequence[str], characters: int, language: str) -> str:
 
 
 def _labels(notes: Mapping[str, int]) -> dict[str, float | None]:
-    """What the judges say of the labels that rows came with: by query, as CARE's table 20, and their agreement."""
+    """Compares the judges with the labels that rows came with: by query (CARE's table 20), and their agreement."""
     names = (RIGHT_POSITIVES, FALSE_POSITIVES, FALSE_NEGATIVES, RIGHT_NEGATIVES)
     kept, wrong, missed, right = (notes.get(name, 0) for name in names)
     rows, both = notes.get(ROWS_JUDGED, 0), kept + wrong + missed + right
@@ -162,7 +162,7 @@ def _labels(notes: Mapping[str, int]) -> dict[str, float | None]:
 
 
 def _schema(passages: int) -> dict[str, Any]:
-    """What `read_grades` reads without a repair."""
+    """Returns the JSON schema of an answer, a grade for every passage."""
     grades = {str(number): {"type": "integer", "enum": list(GRADES)} for number in range(1, passages + 1)}
     return {"type": "object", "properties": grades, "required": list(grades), "additionalProperties": False}
 

@@ -32,7 +32,7 @@ Fields = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Task:
-    """How a task asks of a row, and what an answer is; an answer that is false drops the row or the passage."""
+    """Requests of a task and how answers are read; a false answer drops the row or the passage."""
 
     key: str
     """The key of the JSON object that holds the answer."""
@@ -91,7 +91,7 @@ class Match(AskingStep):
 
 
 def read_value(text: str, *, key: str, fits: Callable[[Any], bool]) -> Any | None:  # noqa: ANN401
-    """What the last JSON object of an answer has under its only key; None if there is nothing that fits."""
+    """Returns the value of the only key in the last JSON object of an answer; None if none fits."""
     for value in reversed(json_values(text, "{")):
         if isinstance(value, dict) and value.keys() == {key} and fits(value[key]):
             return value[key]
@@ -103,7 +103,7 @@ def _is_label(value: Any) -> bool:  # noqa: ANN401
 
 
 def are(kind: type) -> Callable[[Any], bool]:
-    """Whether a value is a list of this kind alone."""
+    """Returns whether a value is a list of this type only."""
     return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
 
 

@@ -168,7 +168,7 @@ class Panel:
         self._limits, self._stopped = limits, threading.Event()
         self._paces = {model.name: Pace(limits.per_minute, self._stopped) for model in models}
         self._lock = threading.Lock()
-        self._slow = set[str]()  # models whose last request was tried again, which was said
+        self._slow = set[str]()  # models whose last request was tried again, which was reported
         self._endpoints = {
             model.name: model.open(limits.timeout_seconds, partial(self._wait, model.name)) for model in models
         }
@@ -204,17 +204,17 @@ class Panel:
         self._answers.close()
 
     def _reply(self, model: str, request: Request) -> Reply:
-        messages, given = [{"role": "user", "content": request.prompt}], list[dict[str, Any]]()
+        messages, answers = [{"role": "user", "content": request.prompt}], list[dict[str, Any]]()
         while True:
-            answer = self._answer(model, request, messages, len(given))
-            given.append(answer)
+            answer = self._answer(model, request, messages, len(answers))
+            answers.append(answer)
             value = None if answer["refused"] else request.read(answer["text"])
-            if value is not None or answer["refused"] or len(given) == ASKED_TIMES:
+            if value is not None or answer["refused"] or len(answers) == ASKED_TIMES:
                 break
-            said = {"role": "assistant", "content": answer["text"] or "…"}
-            messages = [*messages[:1], said, {"role": "user", "content": request.reminder}]
-        tokens = (sum(each[name] for each in given) for name in ("prompt_tokens", "completion_tokens"))
-        return Reply(value, len(given), *tokens)
+            previous = {"role": "assistant", "content": answer["text"] or "…"}
+            messages = [*messages[:1], previous, {"role": "user", "content": request.reminder}]
+        tokens = (sum(each[name] for each in answers) for name in ("prompt_tokens", "completion_tokens"))
+        return Reply(value, len(answers), *tokens)
 
     def _answer(
         self, model: str, request: Request, messages: Sequence[Mapping[str, str]], asked: int
@@ -228,12 +228,12 @@ class Panel:
         self._wait(model, 0)
         record = {"key": key, "model": model, "text": "", "refused": "", "prompt_tokens": 0, "completion_tokens": 0}
         try:
-            given = self._chat(model, request.schema, messages, settings)
+            completion = self._chat(model, request.schema, messages, settings)
         except Refused as error:
             record["refused"] = str(error)
         else:
-            tokens = {"prompt_tokens": given.prompt_tokens, "completion_tokens": given.completion_tokens}
-            record.update(text=given.text, **tokens)
+            tokens = {"prompt_tokens": completion.prompt_tokens, "completion_tokens": completion.completion_tokens}
+            record.update(text=completion.text, **tokens)
         self._answers.add(record)
         with self._lock:
             self._slow.discard(model)
@@ -242,10 +242,10 @@ class Panel:
     def _wait(self, model: str, seconds: float) -> None:
         """Waits before a request, also before another try of it: the server counts both."""
         with self._lock:
-            told = model in self._slow
+            reported = model in self._slow
             if seconds:
                 self._slow.add(model)
-        if seconds and not told:
+        if seconds and not reported:
             tqdm.write(f"{model} does not answer or is busy; asking again …", file=sys.stderr)
         self._stopped.wait(seconds)
         self._paces[model].wait()
@@ -260,10 +260,10 @@ class Panel:
         endpoint, forms = self._endpoints[model], self._forms.get(model, FORMS) if schema else ()
         for place, form in enumerate(forms):
             with suppress(Rejected):
-                given = chat(endpoint, model, messages, {**settings, "response_format": form(schema or {})})
+                completion = chat(endpoint, model, messages, {**settings, "response_format": form(schema or {})})
                 self._forms[model] = forms[place : place + 1]
-                return given
-        given = chat(endpoint, model, messages, settings)
+                return completion
+        completion = chat(endpoint, model, messages, settings)
         if schema:
             self._forms[model] = ()
-        return given
+        return completion

@@ -98,11 +98,11 @@ class Dense:
         return asked
 
     def search(self, asked: Vectors, depth: int, allowed: Mask | None = None) -> list[Ranking]:
-        given: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
         if allowed is not None:
             bits = np.packbits(allowed, bitorder="little")
-            given = {"params": untyped.SearchParameters(sel=untyped.IDSelectorBitmap(bits))}
-        scores, rows = self._index.search(asked, min(depth, len(self.vectors)), **given)
+            parameters = {"params": untyped.SearchParameters(sel=untyped.IDSelectorBitmap(bits))}
+        scores, rows = self._index.search(asked, min(depth, len(self.vectors)), **parameters)
         return [(found[found >= 0], of[found >= 0]) for found, of in zip(rows, scores, strict=True)]
 
     def scores(self, asked: Vectors, rows: NDArray[np.int64]) -> Vectors:
@@ -111,7 +111,7 @@ class Dense:
         return found
 
     def ranks(self, asked: Vectors, row: int) -> list[int]:
-        """Which place, from 1, a document takes for each of some vectors (vectors, dim)."""
+        """Returns a document's rank, from 1, for each of these vectors (vectors, dim)."""
         scores = asked @ self.vectors.T
         places: list[int] = (1 + (scores > scores[:, row, None]).sum(1)).tolist()
         return places
@@ -132,7 +132,7 @@ class Retrievers:
             raise CareError("nothing searches: give --encoder FOLDER, --bm25 or both")
 
     def facts(self) -> dict[str, Any]:
-        """What the rankings depend on."""
+        """Returns the corpus digest and the systems, on which the rankings depend."""
         read = [encoder.fingerprint for encoder in self.encoders]
         return {"corpus": self.corpus.digest, "encoders": read, "bm25": self.bm25}
 

@@ -117,7 +117,7 @@ class Synthesize(AskingStep):
         return Outcome(made, notes=notes) if made else Outcome(dropped=reasons[0], notes=notes)
 
     def _is_copied(self, row: Row, new: Row) -> bool:
-        """Whether a text of a new row stands in the request or in its reminder: small models like to copy."""
+        """Returns whether a new row repeats a text of the request or its reminder, as small models often do."""
         (request,), own = self.requests(row), _text(row)
         asked = (request.prompt, request.reminder)
         texts = (new.get("text", ""), new.get("query", ""), *new.get("pos", ()), *new.get("neg", ()))

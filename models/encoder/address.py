@@ -160,9 +160,9 @@ class Wire:
         if in_order != list(range(count)):
             raise BadEncoder(f"{self.route} gave {len(rows)} vectors for {count} texts, or misnumbered them")
         if len(widths := {len(row) for row in rows}) != 1 or (self.native_dim or len(rows[0])) not in widths:
-            given = " and ".join(map(str, sorted(widths)))
+            found = " and ".join(map(str, sorted(widths)))
             raise EncoderMoved(
-                f"{self.route}: {self.address.model} gives {given} dimensions instead of {self.native_dim}: the model "
+                f"{self.route}: {self.address.model} gives {found} dimensions instead of {self.native_dim}: the model "
                 "on the server changed; import it into a new folder (care encoder import) and build again with that"
             )
         vectors = np.stack([rows[place] for place in np.argsort(places)])[:, : self.dim]
@@ -180,12 +180,12 @@ class Wire:
             name = self.address.key_variable
             cure = f"check the key in {name}" if name else "import it with --api-key-env VARIABLE"
             raise BadEncoder(f"{self.route} answers {status}: it takes no request without a valid key; {cure}")
-        said = f"{self.route} answers {status}: {' '.join(response.text[:SHOWN].split())}"
+        problem = f"{self.route} answers {status}: {' '.join(response.text[:SHOWN].split())}"
         if status == BUSY or response.is_server_error:
-            raise EncoderAway(said, retry_after(response.headers.get("retry-after", "")))
+            raise EncoderAway(problem, retry_after(response.headers.get("retry-after", "")))
         if status in TOO_MUCH:
-            raise Refused(f"{said}; if a text is too long, import the encoder with a smaller --max-length")
-        raise BadEncoder(f"{said}; check the address and the name of the model")
+            raise Refused(f"{problem}; if a text is too long, import the encoder with a smaller --max-length")
+        raise BadEncoder(f"{problem}; check the address and the name of the model")
 
 
 def _numbers(embedding: object) -> Vectors:

@@ -325,7 +325,7 @@ def _max_length(folder: Path, config: PretrainedConfig) -> int:
 
 
 def needs_lengths(folder: Path) -> str:
-    """How the checkpoint's vectors are compared if their lengths count there; empty if it is by their cosine."""
+    """Returns the checkpoint's similarity function if it depends on lengths of vectors; empty if it is cosine."""
     stated = str((read_object(folder / SENTENCE_FILE) or {}).get("similarity_fn_name") or "cosine")
     return "" if stated == "cosine" or _modules(folder, "Normalize") else stated
 

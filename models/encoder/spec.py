@@ -119,7 +119,7 @@ class Address(BaseModel):
 
     @property
     def tells_sides_apart(self) -> bool:
-        """Whether the server gives one text two vectors, as a query and as a document."""
+        """Returns whether the server gives one text two vectors, as a query and as a document."""
         return self.query_fields != self.document_fields
 
 
@@ -193,7 +193,7 @@ class EncoderSpec(BaseModel):
 
     @property
     def document_side(self) -> Side:
-        """How this encoder reads a document: as one, or as a query if it reads queries only (a pair shares a space)."""
+        """Returns the side by which this encoder reads documents: that of queries if it reads no other."""
         return Side.DOCUMENT if Side.DOCUMENT in self.sides else Side.QUERY
 
     def instruction(self, side: Side) -> str:

@@ -47,9 +47,9 @@ class TorchGenerator(nn.Module):
 
     @property
     def end(self) -> str:
-        """What ends an answer, by the chat template: the tokenizer of a GGUF file may name another token as its end."""
-        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
-        before, _, after = str(self.tokenizer.apply_chat_template(said, tokenize=False)).rpartition(MARK)
+        """Returns the token that ends an answer in the chat template; the tokenizer of a GGUF file may name another."""
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
+        before, _, after = str(self.tokenizer.apply_chat_template(messages, tokenize=False)).rpartition(MARK)
         return after.strip() if before and after.strip() else str(self.tokenizer.eos_token)
 
     @property

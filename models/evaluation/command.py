@@ -35,7 +35,7 @@ from models.errors import BadData, CareError
 from models.evaluation import benchmarks, significance, studies
 from models.evaluation.benchmarks import loader
 from models.evaluation.judge import Judgement, check_libraries, judge, mean_systems
-from models.evaluation.lineup import Lineup, Wanted
+from models.evaluation.lineup import Lineup, LineupOptions
 from models.evaluation.report import page, tables
 from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import RetrievalSet, Task, find_tasks
@@ -97,12 +97,12 @@ def run(arguments: Namespace) -> None:
     _check_outputs(arguments)
     began = time.monotonic()
     tasks, missing = _tasks(arguments)
-    wanted = Wanted(**{field.name: getattr(arguments, field.name) for field in fields(Wanted)})
-    if not (wanted.encoders or wanted.pairs or wanted.services):
-        wanted = replace(wanted, encoders=[ENCODER])
+    options = LineupOptions(**{field.name: getattr(arguments, field.name) for field in fields(LineupOptions)})
+    if not (options.encoders or options.pairs or options.services):
+        options = replace(options, encoders=[ENCODER])
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory())) if arguments.no_cache else arguments.cache
-        lineup = Lineup(wanted, folder, stack, lambda count: bar.update(count))
+        lineup = Lineup(options, folder, stack, lambda count: bar.update(count))
         systems = [system.facts for system in lineup.systems]
         systems += mean_systems(systems)
         names = [facts.name for facts in systems]
@@ -194,7 +194,7 @@ def _curves(tasks: Sequence[Task], lineup: Lineup) -> Iterator[Curve]:
 
 
 def _check_outputs(arguments: Namespace) -> None:
-    """Refuses, before hours of work, a place where nothing can be written."""
+    """Refuses an output path that cannot be written, before hours of work."""
     given = {option: path for option in ("save", "json", "html") if (path := getattr(arguments, option)) is not None}
     for option, path in given.items():
         first = next(other for other, place in given.items() if place.resolve() == path.resolve())

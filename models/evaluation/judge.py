@@ -33,7 +33,7 @@ _RANX = {"nDCG": "ndcg", "Recall": "recall", "MRR": "mrr", "Acc": "hit_rate", "M
 
 
 def check_libraries(*more: str) -> None:
-    """Refuses before the work what would fail after it for want of a library."""
+    """Raises CareError before any work if a library is missing."""
     if lacking := [name for name in (*NEEDED, *more) if find_spec(name) is None]:
         raise CareError(f"needs {', '.join(lacking)}: pip install 'care-search[eval]' (make eval has them)")
 

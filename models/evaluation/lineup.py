@@ -32,7 +32,7 @@ KEY = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LineupOptions:
     """Which systems to judge. Encoders and services are addresses: PLACE,name=value,…"""
 
     encoders: Sequence[str] = ()
@@ -78,16 +78,16 @@ class Lineup:
     Connections are closed with `stack`; `advance` is called with the number of characters that were encoded.
     """
 
-    def __init__(self, wanted: Wanted, cache: Path, stack: ExitStack, advance: Callable[[int], object]) -> None:
+    def __init__(self, options: LineupOptions, cache: Path, stack: ExitStack, advance: Callable[[int], object]) -> None:
         self._cache, self._stack, self._advance = cache, stack, advance
         self._open = functools.cache(open_encoder)
         self._vectors = functools.cache(lambda name, dim: VectorCache(cache / VECTORS / name, dim))
         self._sides: list[tuple[EncoderReader, tuple[Side, ...]]] = []
-        readers: list[Reader] = [self._reader(address, tuple(Side)) for address in wanted.encoders]
-        for query, document in wanted.pairs:
+        readers: list[Reader] = [self._reader(address, tuple(Side)) for address in options.encoders]
+        for query, document in options.pairs:
             readers.append(PairReader(self._reader(query, (Side.QUERY,)), self._reader(document, (Side.DOCUMENT,))))
         self.dense = [Dense(reader) for reader in readers]
-        self.systems: list[System] = list(self._systems(wanted))
+        self.systems: list[System] = list(self._systems(options))
         counts = Counter(system.facts.name for system in self.systems)
         twice = next((name for name, count in counts.items() if count > 1), None)
         if twice is not None:
@@ -115,43 +115,43 @@ class Lineup:
         self._sides.append((reader, sides))
         return reader
 
-    def _systems(self, wanted: Wanted) -> Iterator[System]:
+    def _systems(self, options: LineupOptions) -> Iterator[System]:
         lexical = Lexical(self._cache / RANKINGS)
-        if wanted.bm25:
+        if options.bm25:
             yield lexical
         yield from self.dense
         for dense in self.dense:
-            for dim in dict.fromkeys(wanted.dims):
+            for dim in dict.fromkeys(options.dims):
                 whole = dense.facts
                 if whole.dim is None or not 0 < dim <= whole.dim:
                     raise CareError(f"--dims {dim}: {whole.name} has {whole.dim}")
                 yield Dense(CutReader(dense.reader, dim))
-        if wanted.hyde is not None:
+        if options.hyde is not None:
             from models.evaluation.remote import Generator, HydeReader  # httpx is slow to import
 
-            address, model = wanted.hyde
+            address, model = options.hyde
             key = os.environ.get(KEY)
             endpoint = self._endpoint(address, {"authorization": f"Bearer {key}"} if key else {})
-            folder, seeds = self._cache / DOCUMENTS, wanted.hyde_seeds
+            folder, seeds = self._cache / DOCUMENTS, options.hyde_seeds
             writers = [
-                Generator(endpoint, model, wanted.hyde_documents, folder, wanted.hyde_at_once, seed)
+                Generator(endpoint, model, options.hyde_documents, folder, options.hyde_at_once, seed)
                 for seed in range(seeds)
             ]
-            for dense, fusing in product(self.dense, dict.fromkeys(wanted.hyde_fusing)):
+            for dense, fusing in product(self.dense, dict.fromkeys(options.hyde_fusing)):
                 yield from (Dense(HydeReader(dense.reader, writer, fusing, seeds)) for writer in writers)
-        for dense in self.dense if wanted.fresh else ():
+        for dense in self.dense if options.fresh else ():
             yield from fresh_systems(dense)
         hybrids = [
             Hybrid(dense, lexical, fusion, weight)
-            for dense in (self.dense if wanted.hybrid else ())
-            for fusion in dict.fromkeys(wanted.fusions)
-            for weight in wanted.weights_of(fusion)
+            for dense in (self.dense if options.hybrid else ())
+            for fusion in dict.fromkeys(options.fusions)
+            for weight in options.weights_of(fusion)
         ]
         yield from hybrids
         first: list[System] = [*self.dense, *hybrids]
-        for name, reranker in map(open_reranker, wanted.rerankers):
-            yield from (Reranked(each, reranker, name, wanted.rerank_depth) for each in first)
-        yield from map(self._service, wanted.services)
+        for name, reranker in map(open_reranker, options.rerankers):
+            yield from (Reranked(each, reranker, name, options.rerank_depth) for each in first)
+        yield from map(self._service, options.services)
 
     def _service(self, text: str) -> System:
         from models.evaluation.remote import Service

@@ -91,8 +91,10 @@ def index_speed(data: RetrievalSet, system: str, queries: Embeddings, documents:
 
 
 def similarities(data: RetrievalSet, system: str, queries: Embeddings, documents: Embeddings) -> list[Curve]:
-    """How the cosines of three kinds of (query, document) are spread: documents that answer the query, the
-    best-ranked one that does not as far as is known, and others at random. A curve gives each bin's share."""
+    """Returns the distribution of cosines for three kinds of (query, document), as the share of each bin.
+
+    The documents answer the query, are the best-ranked one not known to answer it, or are drawn at random.
+    """
     generator = np.random.default_rng(SEED)
     found: dict[str, list[float]] = {POSITIVES: [], HARD_NEGATIVES: [], RANDOM_NEGATIVES: []}
     for grades, scores in zip(data.grades(), score_rows(queries, documents), strict=True):

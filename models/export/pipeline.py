@@ -82,7 +82,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport(Generic[Spec]):
-    """What was written where."""
+    """Folder, spec and graphs that an export wrote."""
 
     folder: Path
     spec: Spec
@@ -296,16 +296,16 @@ def is_large(model: nn.Module) -> bool:
 def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
     """Opens an encoder folder, a transformers folder or an ONNX folder; `overrides` are fields of the spec."""
     check_source(folder)
-    given = {name: value for name, value in overrides.items() if value is not None}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
     if has_weights(folder):
-        spec = _spec(folder, given)
+        spec = _spec(folder, overrides)
         encoder = TorchEncoder.load(folder, spec)
         require_finite(folder, encoder)
         spec = spec.model_copy(update={"weights": weights_name(folder)})
         return Source(spec, encoder.backbone.config, encoder.tokenizer_json, encoder)
     if (folder / SPEC_FILE).is_file():
         raise ExportError(f"{folder} was exported already: give the folder with its weights")
-    spec, config, graph = _spec(folder, given), read_config(folder), graphs(folder)[0]
+    spec, config, graph = _spec(folder, overrides), read_config(folder), graphs(folder)[0]
     check_length(folder, config, spec.max_length)
     if (size := sum(path.stat().st_size for path in graph.parent.glob("*.onnx*"))) > LARGEST_BYTES:
         raise ExportError(f"{folder}: a graph of {size / 2**30:.1f} GiB is not read; give the folder with its weights")
@@ -323,14 +323,14 @@ def weights_name(folder: Path) -> str:
     return name_of_weights({name: sha256_of(folder / name) for name in names})
 
 
-def _spec(folder: Path, given: dict[str, Any]) -> EncoderSpec:
+def _spec(folder: Path, overrides: Mapping[str, Any]) -> EncoderSpec:
     if not (folder / SPEC_FILE).is_file():
-        if "space" not in given:
+        if "space" not in overrides:
             raise ExportError(f"{folder} does not name its embedding space: give one (--space)")
-        return infer_spec(folder, **given)
+        return infer_spec(folder, **overrides)
     spec = EncoderSpec.load(folder)
     try:
-        return EncoderSpec.model_validate(spec.model_dump() | given)
+        return EncoderSpec.model_validate(spec.model_dump() | dict(overrides))
     except ValidationError as error:
         raise ExportError(f"{folder}: {fault(error)}") from error
 

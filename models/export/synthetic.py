@@ -88,8 +88,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768, help="dimensions (%(default)s)")
     parser.add_argument("--vocabulary", type=int, default=250_000, help="tokens (%(default)s)")
     parser.add_argument("--variant", type=Variant, choices=list(Variant), default=Variant.FP16, help="(%(default)s)")
-    given = parser.parse_args()
-    report = make_encoder(**vars(given))
+    options = parser.parse_args()
+    report = make_encoder(**vars(options))
     (graph,) = report.graphs
     size, cosine = f"{graph.size_bytes / 1e6:.0f} MB", f"cosine {graph.parity.cosine:.5f}"
     print(f"{report.folder}: {graph.variant.filename}, {size}, {cosine}")

@@ -47,7 +47,7 @@ SIDES = (Side.QUERY, Side.DOCUMENT)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the caller says of an encoder behind an address; `dim` None: all dimensions that the server gives."""
+    """Options for an encoder behind an address; `dim` None: all dimensions that the server gives."""
 
     url: str
     model: str

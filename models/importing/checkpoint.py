@@ -54,7 +54,7 @@ from models.encoder.torch import (
 from models.encoder.torch_reranker import is_sequence_classifier
 from models.errors import BadEncoder, ParityError
 from models.export.parity import AT_ONCE, CHECK_TEXTS, Vectors, row_cosines
-from models.importing.given import Given
+from models.importing.options import ImportOptions
 from models.importing.reranker import ImportedReranker, import_reranker
 
 # The least cosine of any check text to the reference library's vector. Sums in another order cost 1e-6 in fp32; bf16
@@ -80,46 +80,49 @@ class Imported:
     """How the checkpoint's vectors are compared if their lengths, which are 1 here, count there; else empty."""
 
 
-def import_encoder(source: str, target: Path, given: Given) -> list[Imported] | ImportedReranker:
+def import_encoder(source: str, target: Path, options: ImportOptions) -> list[Imported] | ImportedReranker:
     """Writes `target`, or `target/query` and `target/document` for a sentence-transformers Router.
 
     A checkpoint that classifies sequences is a cross-encoder, and becomes a reranker folder.
     """
     if target.exists():
         raise BadEncoder(f"{target} is there already; give another folder, or remove it first")
-    if given.beside is not None and given.adapter is None:
+    if options.beside is not None and options.adapter is None:
         raise BadEncoder("--beside names the second encoder of an --adapter whose documents were read by two")
     with staging(target) as work:
         folder = _fetch(source, work)
         modules = read_modules(folder)
         if modules and modules[0].kind == "Transformer" and modules[0].path:  # as sentence-transformers 1 wrote it
             folder = _flat(folder, folder, modules, work / "flat")
-        name = given.space or _space(source)
+        name = options.space or _space(source)
         staged = work / "staged"
         if (folder / CONFIG_FILE).is_file() and is_sequence_classifier(folder):
-            reranker = import_reranker(folder, staged, target, given)
+            reranker = import_reranker(folder, staged, target, options)
             staged.rename(target)
             return reranker
         towers = router_towers(folder, work)
         if towers is None:
-            done = [_import_one(folder, staged, target, given, name, (Side.QUERY, Side.DOCUMENT))]
+            done = [_import_one(folder, staged, target, options, name, (Side.QUERY, Side.DOCUMENT))]
         else:
             done = [
-                _import_one(tower, staged / side, target / side, given, name, (side,)) for side, tower in towers.items()
+                _import_one(tower, staged / side, target / side, options, name, (side,))
+                for side, tower in towers.items()
             ]
         staged.rename(target)
     return done
 
 
-def _import_one(source: Path, staged: Path, final: Path, given: Given, space: str, sides: Sequence[Side]) -> Imported:
+def _import_one(
+    source: Path, staged: Path, final: Path, options: ImportOptions, space: str, sides: Sequence[Side]
+) -> Imported:
     config = read_config(source)
     spec = infer_spec(
-        source, space=space, pooling=given.pooling, dim=given.dim, max_length=given.max_length, sides=sides
+        source, space=space, pooling=options.pooling, dim=options.dim, max_length=options.max_length, sides=sides
     )
     names = ("query_instruction", "document_instruction")
-    spec = spec.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
+    spec = spec.model_copy(update={name: value for name in names if (value := getattr(options, name)) is not None})
     # An adapter is merged first and rounded once.
-    dtype = DTYPES[given.dtype] if given.dtype and given.adapter is None else published_dtype(config)
+    dtype = DTYPES[options.dtype] if options.dtype and options.adapter is None else published_dtype(config)
     encoder = TorchEncoder.load(source, spec, dtype=dtype)
     staged.mkdir(parents=True)
     encoder.save(staged)
@@ -143,11 +146,11 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
             f"{FLOOR}); check --pooling, --query-instruction and --document-instruction against the model's card, "
             "and that the folder has all files of the tokenizer"
         )
-    if given.adapter is not None:
-        named = (given.adapter / BASE_FILE).is_file()  # older adapters do not name their base
+    if options.adapter is not None:
+        named = (options.adapter / BASE_FILE).is_file()  # older adapters do not name their base
         # Of the source: what is staged may be rounded to the type that the checkpoint states.
         digest = weights_digest(TorchEncoder.load(source, spec).backbone) if named else ""
-        _adapt(staged, given.adapter, given, digest)
+        _adapt(staged, options.adapter, options, digest)
     return Imported(
         folder=final,
         spec=EncoderSpec.load(staged),
@@ -161,7 +164,7 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     )
 
 
-def _adapt(staged: Path, adapter: Path, given: Given, digest: str) -> None:
+def _adapt(staged: Path, adapter: Path, options: ImportOptions, digest: str) -> None:
     """Turns the imported checkpoint, whose weights have this digest, into the encoder that was trained from it."""
     own = EncoderSpec.load(adapter)
     # Older adapters have no checksums. Where there are some, a file without one is not the adapter's.
@@ -169,11 +172,11 @@ def _adapt(staged: Path, adapter: Path, given: Given, digest: str) -> None:
     for name in sorted(used | own.checksums.keys()):
         if not (adapter / name).is_file() or sha256_of(adapter / name) != own.checksums.get(name):
             raise _damaged(adapter, name)
-    if given.beside is None and given.space not in (None, own.space):
+    if options.beside is None and options.space not in (None, own.space):
         own = joined.alone(own)  # a space of its own: not that of the two
     names = ("space", "dim", "max_length", "query_instruction", "document_instruction")
-    own = own.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
-    if (own.beside is None) != (given.beside is None):
+    own = own.model_copy(update={name: value for name in names if (value := getattr(options, name)) is not None})
+    if (own.beside is None) != (options.beside is None):
         two = "by two encoders: name the second one with --beside (see its card), or another --space for one alone"
         raise BadEncoder(f"{adapter}: documents are read {two if own.beside else 'by one encoder: leave --beside out'}")
     base = TorchEncoder.load(staged)
@@ -189,7 +192,7 @@ def _adapt(staged: Path, adapter: Path, given: Given, digest: str) -> None:
     projection = Projection.load(path, torch.float32) if path.is_file() else base.projection
     shutil.rmtree(staged)
     merged = TorchEncoder(merge_adapter(base.backbone, adapter), joined.alone(own), base.tokenizer_json, projection)
-    nn.Module.to(merged.backbone, DTYPES[given.dtype or "float32"])
+    nn.Module.to(merged.backbone, DTYPES[options.dtype or "float32"])
     merged.save(staged)
     if own.beside is not None:
         try:
@@ -201,7 +204,7 @@ def _adapt(staged: Path, adapter: Path, given: Given, digest: str) -> None:
         kept = {joined.WEIGHT: np.ascontiguousarray(matrix[:, : own.dim]), joined.CHECK: check}
         if hubs is not None:
             kept |= hubs.cut(own.dim).tensors()
-        _put_beside(staged, str(given.beside), kept, own)
+        _put_beside(staged, str(options.beside), kept, own)
 
 
 def _damaged(adapter: Path, name: str) -> BadEncoder:
@@ -213,7 +216,7 @@ def _put_beside(staged: Path, source: str, tensors: dict[str, NDArray[Any]], spe
     assert spec.beside is not None
     with staging(staged / BESIDE) as work:
         folder, check = _fetch(source, work), tensors[joined.CHECK]
-        plain = Given(pooling=spec.beside.pooling, query_instruction="", document_instruction="")
+        plain = ImportOptions(pooling=spec.beside.pooling, query_instruction="", document_instruction="")
         _import_one(folder, work / "staged", staged / BESIDE, plain, spec.space, (Side.DOCUMENT,))
         (work / "staged").rename(staged / BESIDE)
     found = TorchEncoder.load(staged / BESIDE).float().encode(CHECK_TEXTS[: len(check)], Side.DOCUMENT)

@@ -96,16 +96,16 @@ def _import(arguments: Namespace) -> None:
     if arguments.source.startswith(SCHEMES):
         _import_address(arguments)
         return
-    told = ("model", "api_key_env", "tokenizer", "query_fields", "document_fields")
-    for name in (name for name in told if getattr(arguments, name)):
+    server_options = ("model", "api_key_env", "tokenizer", "query_fields", "document_fields")
+    for name in (name for name in server_options if getattr(arguments, name)):
         flag = name.replace("_", "-")
         raise BadEncoder(f"--{flag} is for a server; {arguments.source} is not an address (https://host/v1)")
     from models.importing.checkpoint import import_encoder
-    from models.importing.given import Given
+    from models.importing.options import ImportOptions
 
-    given = Given(**{field.name: getattr(arguments, field.name) for field in fields(Given)})
+    options = ImportOptions(**{field.name: getattr(arguments, field.name) for field in fields(ImportOptions)})
     print(f"reading {arguments.source} …", file=sys.stderr, flush=True)
-    done = import_encoder(arguments.source, arguments.target, given)
+    done = import_encoder(arguments.source, arguments.target, options)
     if not isinstance(done, list):
         print(
             f"{done.folder}: a reranker; {done.pairs} pairs differ from transformers' scores by at most "
@@ -123,7 +123,7 @@ def _import(arguments: Namespace) -> None:
         if made.similarity:
             compared = f"the checkpoint compares vectors by {made.similarity}, with their lengths; here they are of "
             print(compared + "length 1 and compared by their cosine, so rankings differ: judge them (care eval)")
-        if given.adapter and not given.beside and (adapter := EncoderSpec.load(given.adapter)).beside:
+        if options.adapter and not options.beside and (adapter := EncoderSpec.load(options.adapter)).beside:
             print(f"without --beside: the first of two encoders alone; queries of {adapter.space} do not fit it")
         _describe(made.folder, made.spec)
 
@@ -138,9 +138,9 @@ def _import_address(arguments: Namespace) -> None:
         raise BadEncoder(f"{named}: they belong to a checkpoint that is here, not to a server; leave them out")
     if not arguments.model:
         raise BadEncoder(f"{arguments.source}: name the encoder with --model; {arguments.source}/models may list them")
-    told = {field.name: getattr(arguments, field.name, None) for field in fields(Server)}
-    given = {name: value for name, value in told.items() if value is not None}
-    server = Server(url=arguments.source, key_variable=arguments.api_key_env, **given)
+    stated = {field.name: getattr(arguments, field.name, None) for field in fields(Server)}
+    options = {name: value for name, value in stated.items() if value is not None}
+    server = Server(url=arguments.source, key_variable=arguments.api_key_env, **options)
     worst = import_address(server, arguments.target)
     print(f"{arguments.target}: the canaries have a cosine of {worst:.6f} or more when they are asked for again")
     _describe(arguments.target, EncoderSpec.load(arguments.target))

@@ -20,7 +20,7 @@ MATCHED, CLOSE = 0.8, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was found. A text finds itself if its document vector is the nearest to its query vector."""
+    """Result of a comparison. A text finds itself if its document vector is the nearest to its query vector."""
 
     spaces: tuple[str, str]
     texts: int

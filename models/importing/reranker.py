@@ -15,7 +15,7 @@ from models.encoder.torch import DTYPES, published_dtype
 from models.encoder.torch_reranker import TorchReranker, require_reranker
 from models.errors import BadEncoder, ParityError
 from models.export.parity import Vectors, check_pairs
-from models.importing.given import Given
+from models.importing.options import ImportOptions
 
 # The most that a score may differ from transformers', in their standard deviations: sums in another order.
 CEILING = 0.01
@@ -33,17 +33,17 @@ class ImportedReranker:
     difference: float
 
 
-def import_reranker(source: Path, staged: Path, final: Path, given: Given) -> ImportedReranker:
+def import_reranker(source: Path, staged: Path, final: Path, options: ImportOptions) -> ImportedReranker:
     """Writes the folder `staged`, which will lie at `final`, and compares its scores with transformers'."""
     for name in ("space", "pooling", "dim", "query_instruction", "document_instruction", "adapter"):
-        if getattr(given, name) is not None:
+        if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             raise BadEncoder(f"--{flag}: {source} is a cross-encoder, which gives scores and no vectors; leave it out")
     stated = published_dtype(require_reranker(source))
-    dtype = DTYPES[given.dtype] if given.dtype else stated
+    dtype = DTYPES[options.dtype] if options.dtype else stated
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     typed = "token_type_ids" in tokenizer.model_input_names
-    TorchReranker.load(source, dtype=dtype, max_length=given.max_length, token_types=typed).save(staged)
+    TorchReranker.load(source, dtype=dtype, max_length=options.max_length, token_types=typed).save(staged)
     reranker = TorchReranker.load(staged).float()
     half = reranker.spec.max_length // 2
     # transformers cuts the document alone; a query that we would cut as well cannot be compared.

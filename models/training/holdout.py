@@ -108,13 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--documents", type=positive, default=DOCUMENTS, help=f"of each set, at most (default {DOCUMENTS:,})"
     )
-    given = parser.parse_args(arguments)
-    files = sorted(given.source.glob("*.jsonl*"))
+    options = parser.parse_args(arguments)
+    files = sorted(options.source.glob("*.jsonl*"))
     if not files:
-        parser.error(f"{given.source} holds no *.jsonl files")
-    given.out.mkdir(parents=True, exist_ok=True)
+        parser.error(f"{options.source} holds no *.jsonl files")
+    options.out.mkdir(parents=True, exist_ok=True)
     try:
-        hold_out(list(read(files)), given.out, given.queries, given.documents)
+        hold_out(list(read(files)), options.out, options.queries, options.documents)
     except CareError as error:
         sys.exit(f"holdout: {error}")
 

@@ -100,7 +100,7 @@ def reconstruction(states: Tensor, vocabulary: Tensor, targets: Tensor, chosen: 
 
 
 def bigram_counts(ids: Tensor, mask: Tensor) -> Tensor:
-    """How often each text holds each bucket of neighbouring tokens, (texts, BUCKETS).
+    """Returns how often each text holds each bucket of neighbouring tokens, (texts, BUCKETS).
 
     The first and the last token of a text are markers, not text: bigrams with either do not count.
     """

@@ -42,9 +42,9 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def can_pack(encoder: TorchEncoder) -> bool:
-    """Whether `read_packed` reads as the encoder does, by kernels for texts end to end.
+    """Returns whether `read_packed` reads as the encoder does, by kernels for texts end to end.
 
-    They know no dropout of attention, and heads of some widths alone.
+    They support no dropout in attention, and heads of some widths only.
     """
     config, modules = encoder.backbone.config, encoder.backbone.named_modules()
     if config.model_type not in MODELS:

@@ -125,7 +125,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def packs(encoder: TorchEncoder, device: torch.device, precision: str) -> bool:
-    """Whether texts are read end to end: flash attention is in half precision, on GPUs from Ampere on."""
+    """Returns whether texts are read end to end: flash attention is in half precision, on GPUs from Ampere on."""
     if device.type != "cuda" or precision not in AUTOCAST:
         return False
     return torch.cuda.get_device_capability(device) >= AMPERE and can_pack(encoder)

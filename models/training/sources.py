@@ -83,8 +83,8 @@ def inputs_of(how: str) -> list[str]:
     arguments = parsed(how, "OUT")
     found = []
     for name in INPUTS:
-        given = getattr(arguments, name, None) or []
-        places = given if isinstance(given, list) else [given]
+        value = getattr(arguments, name, None) or []
+        places = value if isinstance(value, list) else [value]
         found += [str(place).partition(",")[0] for place in places]
     return found
 

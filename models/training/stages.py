@@ -93,12 +93,12 @@ class Loss(Section):
 
     @property
     def needs_targets(self) -> bool:
-        """Whether the teacher's vectors of queries are needed."""
+        """Returns whether the teacher's vectors of queries are needed."""
         return self.mse > 0 or self.align > 0
 
     @property
     def needs_scores(self) -> bool:
-        """Whether the teacher's scores of queries and documents are needed."""
+        """Returns whether the teacher's scores of queries and documents are needed."""
         return self.distil > 0 or self.false_negative_margin is not None
 
 

@@ -37,7 +37,7 @@ from models.encoder.spec import SPEC_FILE, EncoderSpec
 from models.errors import BadData, CareError
 from models.evaluation.encoders import OPTIONS, Address
 from models.evaluation.judge import check_libraries, judge
-from models.evaluation.lineup import Lineup, Wanted
+from models.evaluation.lineup import Lineup, LineupOptions
 from models.evaluation.sets import Kind, Task, find_tasks
 from models.progress import Progress
 from models.training.ranks import Ranks
@@ -55,7 +55,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class Study(BaseModel):
-    """What a study's file says."""
+    """Content of a study's file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -106,7 +106,7 @@ class Run:
         return f"{self.folder / ENCODERS / name},{f'precision={precision}' if joined else f'device={device}'}"
 
     def check(self) -> None:
-        """Refuses before training what could not be judged after it."""
+        """Refuses, before training, a recipe whose result could not be judged."""
         if not self.recipe.last_contrast:
             raise BadData(f"{self}: no stage trains a query encoder, so there is nothing to judge")
         (last,) = self.recipe.last_contrast
@@ -139,7 +139,7 @@ def runs_of(path: Path, out: Path) -> list[Run]:
 
 
 def _train(run: Run, vectors: Path) -> None:
-    """Trains in a process of its own, which says in `log` why it failed."""
+    """Trains in a separate process, which writes to `log` why it failed."""
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / LOG).open("a", encoding="utf-8", buffering=1) as log, redirect_stderr(log):
         try:
@@ -155,8 +155,8 @@ def _train(run: Run, vectors: Path) -> None:
 def _figures(run: Run, tasks: Sequence[Task], cache: Path) -> Figures:
     """Returns the figures of a run's pair on these sets; vectors are cached."""
     with ExitStack() as stack:
-        wanted = Wanted(pairs=[run.pair()], bm25=False, hybrid=False)
-        systems = Lineup(wanted, cache, stack, lambda count: None).systems
+        options = LineupOptions(pairs=[run.pair()], bm25=False, hybrid=False)
+        systems = Lineup(options, cache, stack, lambda count: None).systems
         return {result.set_name: result.value for result in judge(tasks, systems).results}
 
 
@@ -249,11 +249,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sets", type=Path, nargs="+", help="folders of retrieval sets, as care eval takes them")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and the table")
     parser.add_argument("--at-once", type=_positive, default=1, metavar="N", help="runs that share the machine (1)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the runs save their step
     try:
-        print(study(given.study, given.sets, given.out, given.at_once))
+        print(study(options.study, options.sets, options.out, options.at_once))
     except CareError as error:
         sys.exit(f"study: {error}")
     except KeyboardInterrupt:

@@ -191,10 +191,10 @@ def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tok
 
 
 def _function(name: str, store: EncoderStore, precision: str) -> str:
-    """Names what decides about an encoder's vectors of a text; runs that share a folder may compute differently."""
+    """Identifies how an encoder computes vectors; runs that share a folder may compute differently."""
     return f"{store.fingerprint(name)} {store.recipe.encoders[name].dtype} {precision}"
 
 
 def spread(count: int, most: int) -> Rows:
-    """Returns at most so many of `count` rows, evenly."""
+    """Returns at most `most` of `count` rows, evenly spaced."""
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64)

@@ -47,7 +47,7 @@ class Work(ABC):
     @property
     @abstractmethod
     def modules(self) -> Mapping[str, Any]:
-        """What is trained, by name."""
+        """Returns the trained modules by name."""
 
     @abstractmethod
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> Mapping[str, float | Tensor]:

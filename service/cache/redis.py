@@ -110,7 +110,7 @@ class RedisCache:
 
 @dataclass(slots=True)
 class _Command:
-    """A command under way. The breaker hears of it once: by its reply, or by the first request that leaves."""
+    """A command in flight. The breaker gets one report of it: by its reply, or by the first request that leaves."""
 
     judged: bool = False
 

@@ -106,7 +106,7 @@ class FilterClause(BaseModel):
 
     @property
     def values(self) -> int:
-        """How many values this clause compares with, without nested clauses."""
+        """Returns how many values this clause compares with, without nested clauses."""
         return len(self.any_of or ()) + sum(getattr(self, name) is not None for name in ("eq", *BOUNDS))
 
     def walk(self) -> Iterator[FilterClause]:

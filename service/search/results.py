@@ -69,12 +69,12 @@ def result_json(
     hyde: HydeStatus | None,
 ) -> bytes:
     """Writes `{"hits": […], "truncated": …}` of one query; `truncated` says that it was cut."""
-    wanted = marked_terms(query) if Part.SNIPPET in view.parts else []
+    terms = marked_terms(query) if Part.SNIPPET in view.parts else []
     account = None
     if view.needs_evidence and found.evidence is not None:
         words = divide_words(serving, found.evidence.lexical, found.documents.tolist(), query)
         account = account_for(serving, options, found.evidence, words)
-    located = wanted if options.mode is not Mode.DENSE else []
+    located = terms if options.mode is not Mode.DENSE else []
     # The score that is shown is the score that is compared with min_score.
     scores = [round(score, SCORE_DECIMALS) for score in found.scores.tolist()]
     second: Sequence[float | None]
@@ -85,7 +85,7 @@ def result_json(
         if view.min_score is None or each[2] >= view.min_score
     ]
     hits = [
-        _hit_json(serving, row, passage_of(serving, row, passage, located), score, other, view, wanted, account)
+        _hit_json(serving, row, passage_of(serving, row, passage, located), score, other, view, terms, account)
         for row, passage, score, other in ranked[view.offset : view.end]
     ]
     more = b"" if hyde is None else b',"hyde":"%b"' % hyde.encode()
@@ -102,18 +102,18 @@ def relevance(scores: NDArray[np.float32]) -> list[float | None]:
     return [None if math.isnan(score) else score for score in shown]
 
 
-def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[str]) -> int:
-    """Returns the passage of a document that holds most of the wanted terms; of equals `passage`, then the first."""
-    rows = serving.overlay.passages_of(document) if wanted else ()
+def passage_of(serving: Serving, document: int, passage: int, terms: Sequence[str]) -> int:
+    """Returns the passage of a document that holds most of the terms; of equals `passage`, then the first."""
+    rows = serving.overlay.passages_of(document) if terms else ()
     if len(rows) < 2:
         return passage
-    text, wanted = serving.overlay.document(document).text, wanted[:LOCATED_TERMS]
+    text, terms = serving.overlay.document(document).text, terms[:LOCATED_TERMS]
 
     def held(row: int) -> int:
         piece = _fold(text[slice(*serving.overlay.span(row))])
-        return sum(term in piece for term in wanted)
+        return sum(term in piece for term in terms)
 
-    if held(passage) == len(wanted):  # spares long documents the look at every passage
+    if held(passage) == len(terms):  # spares long documents the look at every passage
         return passage
     return max(rows, key=lambda row: (held(row), row == passage, -row))
 
@@ -125,7 +125,7 @@ def _hit_json(
     score: float,
     rerank_score: float | None,
     view: View,
-    wanted: Sequence[str],
+    terms: Sequence[str],
     account: Account | None,
 ) -> bytes:
     stored = serving.overlay.document(document)
@@ -134,14 +134,14 @@ def _hit_json(
     if rerank_score is not None:
         written.insert(1, b'"rerank_score":%b' % repr(rerank_score).encode())
     if Part.SNIPPET in view.parts:
-        written.append(_snippet_json(serving, text, passage, wanted))
+        written.append(_snippet_json(serving, text, passage, terms))
     if Part.TEXT in view.parts:
         written.append(b'"text":' + stored.text_json)
     if Part.HEADLINE in view.parts:
         written.append(b'"headline":' + orjson.dumps(stored.headline))
     if account is not None and view.passages:
         found = account.passages.get(document, [])[: view.passages]
-        passages = [_passage_json(serving, text, *each, view.parts, wanted) for each in found]
+        passages = [_passage_json(serving, text, *each, view.parts, terms) for each in found]
         written.append(b'"passages":[%b]' % b",".join(passages))
     if account is not None and view.explain:
         written.append(_explanation_json(account, document))
@@ -149,19 +149,19 @@ def _hit_json(
 
 
 def _passage_json(
-    serving: Serving, text: str, row: int, score: float, parts: frozenset[Part], wanted: Sequence[str]
+    serving: Serving, text: str, row: int, score: float, parts: frozenset[Part], terms: Sequence[str]
 ) -> bytes:
     span = serving.overlay.span(row)
     written = [b'"span":[%d,%d],"score":%b' % (*span, repr(round(score, SCORE_DECIMALS)).encode())]
     if Part.SNIPPET in parts:
-        written.append(_snippet_json(serving, text, row, wanted))
+        written.append(_snippet_json(serving, text, row, terms))
     if Part.TEXT in parts:
         written.append(b'"text":' + orjson.dumps(text[slice(*span)]))
     return b"{%b}" % b",".join(written)
 
 
-def _snippet_json(serving: Serving, text: str, passage: int, wanted: Sequence[str]) -> bytes:
-    snippet = make_snippet(text, serving.overlay.span(passage), wanted)
+def _snippet_json(serving: Serving, text: str, passage: int, terms: Sequence[str]) -> bytes:
+    snippet = make_snippet(text, serving.overlay.span(passage), terms)
     return b'"snippet":%b,"highlights":%b' % (orjson.dumps(snippet.text), orjson.dumps(snippet.highlights))
 
 
@@ -212,10 +212,10 @@ def marked_terms(query: str) -> list[str]:
     return ([term for term in telling if not _PARTICLES.intersection(term)] or telling or distinct)[:MAX_TERMS]
 
 
-def make_snippet(text: str, span: Range, wanted: Sequence[str]) -> Snippet:
+def make_snippet(text: str, span: Range, terms: Sequence[str]) -> Snippet:
     """Cuts a window around the densest matches out of the passage `span` of a text."""
     passage = text[slice(*span)]
-    matches = _find(_fold(passage), wanted)
+    matches = _find(_fold(passage), terms)
     # In UTF-8 a Chinese character takes three bytes, a Latin letter one.
     width = LATIN_WINDOW if len(passage.encode()) < 1.5 * len(passage) else WINDOW
     begins_sentence = span[0] == 0 or _SENTENCE.fullmatch(text[span[0] - 1 : span[0]]) is not None
@@ -243,10 +243,10 @@ def _fold(text: str) -> str:
     return text.translate(_FOLDING)
 
 
-def _find(text: str, wanted: Sequence[str]) -> list[Match]:
+def _find(text: str, terms: Sequence[str]) -> list[Match]:
     """Finds start, end and term of each match, in order of position."""
     found = []
-    for term in wanted:
+    for term in terms:
         position = text.find(term)
         while position >= 0:
             end = position + len(term)

@@ -134,11 +134,11 @@ class Servings:
         self._tell_others()
         return changed
 
-    async def follow_now(self, *, wanted: bool = True) -> None:
-        """Serves what the pointer names. Unless `wanted` by an administrator, a refused version is left alone."""
+    async def follow_now(self, *, requested: bool = True) -> None:
+        """Serves what the pointer names. Unless `requested` by an administrator, a refused version is left alone."""
         try:
-            version = None if wanted else await self._published()
-            if wanted or (version not in (None, self.serving) and self._tries_left(version) > 0):
+            version = None if requested else await self._published()
+            if requested or (version not in (None, self.serving) and self._tries_left(version) > 0):
                 await self._reload()
         except CareError:
             pass  # logged already, and shown by /admin/versions
@@ -149,7 +149,7 @@ class Servings:
         """Polls the pointer until cancelled."""
         while True:
             await asyncio.sleep(seconds)
-            await self.follow_now(wanted=False)
+            await self.follow_now(requested=False)
 
     async def catch_up(self) -> None:
         """Serves all documents of the log; raises BadLog."""

@@ -153,12 +153,12 @@ class _Known:
 
         An earlier segment may be part of a version already, which the corpus may have changed again.
         """
-        position, said = self._last(document_id)
-        return position is not None and position >= since and said == content
+        position, stored = self._last(document_id)
+        return position is not None and position >= since and stored == content
 
     def is_visible(self, document_id: str) -> bool:
-        position, said = self._last(document_id)
-        return said is not None if position is not None else self._serving.overlay.row_of(document_id) is not None
+        position, stored = self._last(document_id)
+        return stored is not None if position is not None else self._serving.overlay.row_of(document_id) is not None
 
     def is_within(self, document_id: str, within: tuple[Filter, ...]) -> bool:
         """Returns whether a document is visible and the filters admit it."""
@@ -174,10 +174,10 @@ class _Known:
 
     def _metadata(self, document_id: str) -> Metadata | None:
         """Returns the metadata of the visible document with this id."""
-        position, said = self._last(document_id)
+        position, stored = self._last(document_id)
         if position is None and (row := self._serving.overlay.row_of(document_id)) is not None:
-            said = self._serving.overlay.document(row)
-        return None if said is None else said.metadata
+            stored = self._serving.overlay.document(row)
+        return None if stored is None else stored.metadata
 
     def _last(self, document_id: str) -> tuple[int | None, StoredDocument | None]:
         """Finds the log position of a document's last change, None if it has none, and its content, None if deleted."""

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 Vectors = NDArray[np.float32]
 
 NEAREST = 10
-"""Of how many queries the mean cosine says how near they come to a document."""
+"""Number of a document's nearest queries whose mean cosine is its nearness."""
 STRENGTH = 0.5
-"""How much of what a document is nearer to queries than usual is taken from its cosines."""
+"""Share of the nearness above the usual one that is subtracted from a document's cosines."""
 QUERIES, USUAL = "queries", "usual"
 # Rows at once: their cosines with 8,192 queries take 32 MB.
 ROWS = 1024
@@ -31,12 +31,12 @@ class Hubs(NamedTuple):
 
     @classmethod
     def of(cls, queries: Vectors, documents: Vectors) -> Hubs:
-        """Measures on these documents what is usual."""
+        """Computes the usual nearness, the mean over these documents."""
         return cls(queries, float(nearness(documents, queries).mean()))
 
     @classmethod
     def read(cls, tensors: Mapping[str, NDArray[Any]]) -> Hubs | None:
-        """Returns what a file's tensors say about hubs, if anything."""
+        """Reads the tensors of a file; None if it has none for hubs."""
         if QUERIES not in tensors:
             return None
         return cls(tensors[QUERIES].astype(np.float32), float(tensors[USUAL][0]))
@@ -50,12 +50,12 @@ class Hubs(NamedTuple):
         return unit
 
     def cut(self, dim: int) -> Hubs:
-        """Returns the same for the first dimensions."""
+        """Returns these hubs in the first `dim` dimensions."""
         queries = self.queries[:, :dim]
         return Hubs(queries / np.linalg.norm(queries, axis=1, keepdims=True), self.usual)
 
     def tensors(self) -> dict[str, NDArray[np.generic]]:
-        """Returns what a file keeps; half precision moves no cosine by more than 0.0005."""
+        """Returns the tensors for a file; half precision moves no cosine by more than 0.0005."""
         return {QUERIES: self.queries.astype(np.float16), USUAL: np.array([self.usual], dtype=np.float32)}
 
 

@@ -95,7 +95,7 @@ class JoinedEncoder:
 
     @property
     def parts_fingerprint(self) -> str:
-        """Names what decides about `parts`: neither the share nor the matrix."""
+        """Identifies the function that computes `parts`, which depends on neither the share nor the matrix."""
         return f"{self._first.fingerprint}-{self._second.fingerprint}"
 
     def _bare(self, text: str) -> str:
@@ -111,7 +111,7 @@ def alone(spec: EncoderSpec) -> EncoderSpec:
 
 
 def put_beside(folder: Path, share: float, tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Makes one encoder of the folder's own and of the one that lies in its `beside`."""
+    """Joins the encoder of a folder with the one in its subfolder `beside`."""
     save_file(dict(tensors), folder / JOIN_FILE)
     spec = EncoderSpec.load(folder)
     new = {name: sha256_of(folder / name) for name in (JOIN_FILE, f"{BESIDE}/{SPEC_FILE}")}

@@ -26,7 +26,7 @@ from models.errors import BadEncoder, ParityError, SpaceMismatch
 from models.export.parity import CHECK_TEXTS
 from models.importing import checkpoint
 from models.importing.checkpoint import import_encoder
-from models.importing.given import Given
+from models.importing.options import ImportOptions
 from models.importing.pairs import compare
 from models.importing.router import write_router
 from models.training.adapters import add_adapters, save_adapter
@@ -61,8 +61,8 @@ def dense(width: int, dim: int, activation: torch.nn.Module, *, bias: bool = Tru
 @pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "modernbert", "gte", "qwen3"])
 def test_a_transformers_folder_is_imported_and_compared_with_transformers(architecture: str, tmp_path: Path) -> None:
     source = plain(tmp_path / "source", architecture)
-    given = Given(pooling=None if architecture == "qwen3" else OurPooling.CLS)
-    (made,) = import_encoder(str(source), tmp_path / "out", given)
+    options = ImportOptions(pooling=None if architecture == "qwen3" else OurPooling.CLS)
+    (made,) = import_encoder(str(source), tmp_path / "out", options)
     assert (made.reference, made.spec.space) == ("transformers", "source")
     assert made.worst > 0.9999
     assert EncoderSpec.load(tmp_path / "out") == made.spec
@@ -71,7 +71,7 @@ def test_a_transformers_folder_is_imported_and_compared_with_transformers(archit
 def test_prompts_pooling_and_dense_layers_come_from_a_sentence_transformers_folder(tmp_path: Path) -> None:
     layers = dense(WIDTH, 96, torch.nn.Identity(), bias=False), dense(96, 48, torch.nn.Identity())
     model = sentence_folder(tmp_path, *layers, prompts={"query": "问：", "document": "文："})
-    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", Given(dim=32))
+    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", ImportOptions(dim=32))
     assert (made.reference, made.spec.native_dim, made.spec.dim) == ("sentence-transformers", 48, 32)
     assert (made.spec.query_instruction, made.spec.document_instruction) == ("问：", "文：")
     assert made.spec.pooling is OurPooling.MEAN
@@ -82,14 +82,14 @@ def test_prompts_pooling_and_dense_layers_come_from_a_sentence_transformers_fold
 
 def test_a_dense_layer_may_end_in_tanh_only_if_it_is_the_last(tmp_path: Path) -> None:
     sentence_folder(tmp_path, dense(WIDTH, 48, torch.nn.Tanh()))
-    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", ImportOptions())
     assert made.worst > 0.9999
     sentence_folder(tmp_path / "two", dense(WIDTH, 48, torch.nn.Tanh()), dense(48, 48, torch.nn.Identity()))
     with pytest.raises(BadEncoder, match="dense layers with Tanh, Identity are not supported, only linear ones, with"):
-        import_encoder(str(tmp_path / "two/model"), tmp_path / "other", Given())
+        import_encoder(str(tmp_path / "two/model"), tmp_path / "other", ImportOptions())
     sentence_folder(tmp_path / "gelu", dense(WIDTH, 48, torch.nn.GELU()))
     with pytest.raises(BadEncoder, match="a dense layer with GELU is not supported"):
-        import_encoder(str(tmp_path / "gelu/model"), tmp_path / "other", Given())
+        import_encoder(str(tmp_path / "gelu/model"), tmp_path / "other", ImportOptions())
     assert not (tmp_path / "other").exists()
 
 
@@ -97,7 +97,7 @@ def test_a_dense_layer_may_end_in_tanh_only_if_it_is_the_last(tmp_path: Path) ->
 def test_dense_layers_with_relu_between_are_imported(last: torch.nn.Module, tmp_path: Path) -> None:
     first = dense(WIDTH, 50, torch.nn.Identity()), dense(50, 90, torch.nn.ReLU(), bias=False)
     model = sentence_folder(tmp_path, *first, dense(90, 80, last))
-    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", ImportOptions())
     assert made.spec.native_dim == 80
     found = TorchEncoder.load(tmp_path / "out").encode(TEXTS, Side.QUERY)
     np.testing.assert_allclose(found, model.encode_query(TEXTS, normalize_embeddings=True), atol=2e-5)
@@ -108,7 +108,7 @@ def test_relu_at_the_end_or_twice_is_refused(tmp_path: Path) -> None:
     for name, layers in (("end", relu[:1]), ("twice", [*relu, dense(WIDTH, 48, torch.nn.Identity())])):
         sentence_folder(tmp_path / name, *layers)
         with pytest.raises(BadEncoder, match="only linear ones, with ReLU behind one"):
-            import_encoder(str(tmp_path / name / "model"), tmp_path / "other", Given())
+            import_encoder(str(tmp_path / name / "model"), tmp_path / "other", ImportOptions())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_dense_layers_that_do_not_fit_are_refused(
     else:
         save_file(load_file(weights) | tensors, weights)
     with pytest.raises(BadEncoder, match=reason):
-        import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+        import_encoder(str(tmp_path / "model"), tmp_path / "out", ImportOptions())
     assert not (tmp_path / "out").exists()
 
 
@@ -152,7 +152,7 @@ def test_a_router_becomes_two_encoders_of_one_space(tmp_path: Path) -> None:
     router = Router.for_query_document(query_modules=towers[0], document_modules=towers[1])
     model = SentenceTransformer(modules=[router, Normalize()], device="cpu", prompts={"query": "问："})
     model.save(str(tmp_path / "pair"), create_model_card=False)
-    query, document = import_encoder(str(tmp_path / "pair"), tmp_path / "out", Given(space="both"))
+    query, document = import_encoder(str(tmp_path / "pair"), tmp_path / "out", ImportOptions(space="both"))
     assert (query.spec.sides, document.spec.sides) == ((Side.QUERY,), (Side.DOCUMENT,))
     assert query.spec.space == document.spec.space == "both"
     for side, expected in ((Side.QUERY, model.encode_query(TEXTS)), (Side.DOCUMENT, model.encode_document(TEXTS))):
@@ -180,7 +180,7 @@ def test_a_pair_is_written_as_a_router_and_read_back(pooling: OurPooling, hidden
     model = SentenceTransformer(str(tmp_path / "both"), device="cpu")
     np.testing.assert_allclose(model.encode_query(TEXTS), query.encode(TEXTS, Side.QUERY), atol=2e-5)
     np.testing.assert_allclose(model.encode_document(TEXTS), whole.encode(TEXTS, Side.DOCUMENT), atol=2e-5)
-    one, two = import_encoder(str(tmp_path / "both"), tmp_path / "again", Given(space="s"))
+    one, two = import_encoder(str(tmp_path / "both"), tmp_path / "again", ImportOptions(space="s"))
     assert min(one.worst, two.worst) > 0.9999
 
 
@@ -196,7 +196,7 @@ def test_encoders_of_two_spaces_are_refused_as_a_router(tmp_path: Path, capsys: 
 def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
     sentence_folder(tmp_path, dense(WIDTH, WIDTH, torch.nn.Identity()), prompts={"query": "问：", "document": "文："})
     source = str(tmp_path / "model")
-    import_encoder(source, tmp_path / "base", Given())
+    import_encoder(source, tmp_path / "base", ImportOptions())
     trained = TorchEncoder.load(tmp_path / "base")
     base = {"name": "base", "sha256": weights_digest(trained.backbone)}
     add_adapters(trained, Lora(rank=2, alpha=4))
@@ -205,7 +205,7 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
         torch.nn.init.normal_(weight, std=0.1)
     trained.spec = trained.spec.model_copy(update={"space": "trained", "dim": 16})
     save_adapter(trained, tmp_path / "adapter", base)
-    (made,) = import_encoder(source, tmp_path / "out", Given(adapter=tmp_path / "adapter", max_length=24))
+    (made,) = import_encoder(source, tmp_path / "out", ImportOptions(adapter=tmp_path / "adapter", max_length=24))
     assert (made.spec.space, made.spec.dim, made.spec.max_length, made.spec.query_instruction) == (
         "trained",
         16,
@@ -217,7 +217,7 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
         expected = trained.eval().encode(short, side)
         found = TorchEncoder.load(tmp_path / "out").encode(short, side)
         np.testing.assert_allclose(found, expected, atol=1e-5)
-    (half,) = import_encoder(source, tmp_path / "half", Given(adapter=tmp_path / "adapter", dtype="bfloat16"))
+    (half,) = import_encoder(source, tmp_path / "half", ImportOptions(adapter=tmp_path / "adapter", dtype="bfloat16"))
     whole = TorchEncoder.load(tmp_path / "out")  # what is merged is rounded once, and the matrix is not
     rounded = TorchEncoder.load(tmp_path / "half")
     assert half.weight_bytes < 0.6 * made.weight_bytes
@@ -227,33 +227,33 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
     assert rounded.projection is not None
     assert torch.equal(rounded.projection.weight, trained.projection.weight)
     plain(tmp_path / "other", "xlm-roberta")
-    given = Given(pooling=OurPooling.CLS, adapter=tmp_path / "adapter")
+    options = ImportOptions(pooling=OurPooling.CLS, adapter=tmp_path / "adapter")
     with pytest.raises(BadEncoder, match="was trained from a bert, not from a xlm-roberta"):
-        import_encoder(str(tmp_path / "other"), tmp_path / "no", given)
+        import_encoder(str(tmp_path / "other"), tmp_path / "no", options)
     assert not (tmp_path / "no").exists()
 
 
 def test_an_adapter_of_other_weights_is_refused(tmp_path: Path) -> None:
     source, adapter = str(plain(tmp_path / "model")), tmp_path / "adapter"
-    given = Given(pooling=OurPooling.CLS, adapter=adapter)
-    import_encoder(source, tmp_path / "base", Given(pooling=OurPooling.CLS))
+    options = ImportOptions(pooling=OurPooling.CLS, adapter=adapter)
+    import_encoder(source, tmp_path / "base", ImportOptions(pooling=OurPooling.CLS))
     trained = TorchEncoder.load(tmp_path / "base")
     torch.nn.init.normal_(next(trained.backbone.parameters()))  # as an earlier stage left it
     base = {"name": "first/document", "sha256": weights_digest(trained.backbone)}
     add_adapters(trained, Lora(rank=2, alpha=4))
     save_adapter(trained, adapter, base)
     with pytest.raises(BadEncoder, match="other weights than these: it needs those of first/document; if a stage"):
-        import_encoder(source, tmp_path / "out", given)
+        import_encoder(source, tmp_path / "out", options)
     spec = EncoderSpec.load(adapter)
     (adapter / "base.json").unlink()  # as adapters were saved before
     spec.model_copy(update={"checksums": {}}).save(adapter)
-    import_encoder(source, tmp_path / "out", given)
+    import_encoder(source, tmp_path / "out", options)
 
 
 def test_a_damaged_adapter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, adapter = str(plain(tmp_path / "model")), tmp_path / "adapter"
-    given = Given(pooling=OurPooling.CLS, adapter=adapter)
-    import_encoder(source, tmp_path / "base", Given(pooling=OurPooling.CLS))
+    options = ImportOptions(pooling=OurPooling.CLS, adapter=adapter)
+    import_encoder(source, tmp_path / "base", ImportOptions(pooling=OurPooling.CLS))
     trained = TorchEncoder.load(tmp_path / "base")
     base = {"name": "base", "sha256": weights_digest(trained.backbone)}
     add_adapters(trained, Lora(rank=2, alpha=4))
@@ -268,14 +268,14 @@ def test_a_damaged_adapter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         whole = (adapter / name).read_bytes()
         (adapter / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with pytest.raises(BadEncoder, match=f"{name} is missing or damaged; copy the adapter's folder again"):
-            import_encoder(source, tmp_path / "out", given)
+            import_encoder(source, tmp_path / "out", options)
         (adapter / name).write_bytes(whole)
     unlisted = {name: value for name, value in spec.checksums.items() if name != "projection.safetensors"}
     spec.model_copy(update={"checksums": unlisted}).save(adapter)  # somebody put a file there
     with pytest.raises(BadEncoder, match=r"projection\.safetensors is missing or damaged"):
-        import_encoder(source, tmp_path / "out", given)
+        import_encoder(source, tmp_path / "out", options)
     spec.model_copy(update={"checksums": {}}).save(adapter)  # as adapters were saved before
-    import_encoder(source, tmp_path / "out", given)
+    import_encoder(source, tmp_path / "out", options)
 
 
 def test_the_bundled_adapter_is_whole() -> None:
@@ -292,7 +292,7 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
         perturb(tmp_path / name / "model.safetensors", seed)
     cls = OurPooling.CLS
     for name in ("model", "small"):
-        import_encoder(str(tmp_path / name), tmp_path / f"{name}-alone", Given(pooling=cls))
+        import_encoder(str(tmp_path / name), tmp_path / f"{name}-alone", ImportOptions(pooling=cls))
     trained, small = (TorchEncoder.load(tmp_path / f"{name}-alone") for name in ("model", "small"))
     base = {"name": "base", "sha256": weights_digest(trained.backbone)}
     add_adapters(trained, Lora(rank=2, alpha=4))
@@ -307,8 +307,8 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
 
     def made(second: str | None, target: str, dim: int | None = None) -> EncoderSpec:
         source = None if second is None else str(tmp_path / second)
-        given = Given(pooling=cls, adapter=tmp_path / "adapter", beside=source, dim=dim)
-        (done,) = import_encoder(str(tmp_path / "model"), tmp_path / target, given)
+        options = ImportOptions(pooling=cls, adapter=tmp_path / "adapter", beside=source, dim=dim)
+        (done,) = import_encoder(str(tmp_path / "model"), tmp_path / target, options)
         return done.spec
 
     assert made("small", "out").beside == beside
@@ -340,7 +340,9 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
             made("small", "no")
     assert not (tmp_path / "no").exists()
     with pytest.raises(BadEncoder, match="--beside names the second encoder of an --adapter"):
-        import_encoder(str(tmp_path / "model"), tmp_path / "no", Given(pooling=cls, beside=str(tmp_path / "small")))
+        import_encoder(
+            str(tmp_path / "model"), tmp_path / "no", ImportOptions(pooling=cls, beside=str(tmp_path / "small"))
+        )
 
 
 def perturb(path: Path, seed: int) -> None:
@@ -352,7 +354,7 @@ def perturb(path: Path, seed: int) -> None:
 
 def test_a_gguf_file_is_imported(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf")
-    (made,) = import_encoder(str(tmp_path / "model.gguf"), tmp_path / "out", Given())
+    (made,) = import_encoder(str(tmp_path / "model.gguf"), tmp_path / "out", ImportOptions())
     assert (made.spec.architecture, made.spec.pooling, made.spec.space) == ("qwen2", OurPooling.EOS, "model")
 
 
@@ -362,7 +364,7 @@ def test_vectors_that_differ_from_the_reference_are_refused(tmp_path: Path, monk
 
     monkeypatch.setattr(checkpoint, "_plain_vectors", other)
     with pytest.raises(ParityError, match=r"vectors differ from transformers's .* check --pooling"):
-        import_encoder(str(plain(tmp_path / "source")), tmp_path / "out", Given(pooling=OurPooling.CLS))
+        import_encoder(str(plain(tmp_path / "source")), tmp_path / "out", ImportOptions(pooling=OurPooling.CLS))
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -399,7 +401,7 @@ def test_two_spaces_are_distinguished_by_their_vectors(tmp_path: Path) -> None:
             for parameter in encoder.backbone.parameters():
                 torch.nn.init.normal_(parameter, 0.0, 0.15)
             encoder.backbone.save_pretrained(source)
-        import_encoder(str(source), tmp_path / f"out-{name}", Given(pooling=OurPooling.CLS, space="same"))
+        import_encoder(str(source), tmp_path / f"out-{name}", ImportOptions(pooling=OurPooling.CLS, space="same"))
     found = compare(tmp_path / "out-one", tmp_path / "out-two")
     assert not found.shared
     assert found.matched < 0.5
@@ -424,7 +426,7 @@ def test_a_folder_of_an_early_sentence_transformers_version_is_read(tmp_path: Pa
     modules[0]["path"] = "0_Transformer"
     (model / "modules.json").write_text(json.dumps(modules))
     change(model / SENTENCE_FILE, prompts={"query": "问：", "corpus": "文："})
-    (made,) = import_encoder(str(model), tmp_path / "out", Given())
+    (made,) = import_encoder(str(model), tmp_path / "out", ImportOptions())
     assert (made.reference, made.spec.space) == ("sentence-transformers", "model")
     assert (made.spec.query_instruction, made.spec.document_instruction) == ("问：", "文：")
     assert made.worst > 0.9999
@@ -449,7 +451,7 @@ def test_files_of_another_form_are_named(name: str, content: str, message: str, 
     sentence_folder(tmp_path)
     (tmp_path / "model" / name).write_text(content)
     with pytest.raises(BadEncoder, match=message):
-        import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+        import_encoder(str(tmp_path / "model"), tmp_path / "out", ImportOptions())
 
 
 def test_a_router_without_the_two_routes_is_refused(tmp_path: Path) -> None:
@@ -458,7 +460,7 @@ def test_a_router_without_the_two_routes_is_refused(tmp_path: Path) -> None:
     for content in ('{"structure": {"query": ["a"]}, "types": {}}', "{}"):
         (tmp_path / "model/router_config.json").write_text(content)
         with pytest.raises(BadEncoder, match="the routes query and document"):
-            import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+            import_encoder(str(tmp_path / "model"), tmp_path / "out", ImportOptions())
 
 
 def test_the_import_reports_if_vector_lengths_count_in_the_similarity(
@@ -504,7 +506,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     next(encoder.backbone.parameters()).data.fill_(float("inf"))
     encoder.backbone.save_pretrained(source)
     with pytest.raises(BadEncoder, match="not finite"):
-        import_encoder(str(source), tmp_path / "out", Given(pooling=OurPooling.CLS))
+        import_encoder(str(source), tmp_path / "out", ImportOptions(pooling=OurPooling.CLS))
 
 
 def test_vectors_of_zeros_are_refused(tmp_path: Path) -> None:
@@ -526,5 +528,5 @@ def test_files_of_a_killed_import_are_removed_by_the_next_one(tmp_path: Path) ->
         (folder / LOCK).touch()
     with (running / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        import_encoder(str(plain(tmp_path / "source")), tmp_path / "out", Given(pooling=OurPooling.CLS))
+        import_encoder(str(plain(tmp_path / "source")), tmp_path / "out", ImportOptions(pooling=OurPooling.CLS))
     assert {path.name for path in tmp_path.iterdir()} == {"source", "out", running.name, other.name}

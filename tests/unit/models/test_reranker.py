@@ -20,7 +20,7 @@ from models.export.parity import check_pairs
 from models.export.pipeline import export
 from models.export.reranker import FLOORS, Floor, export_reranker
 from models.importing.checkpoint import import_encoder
-from models.importing.given import Given
+from models.importing.options import ImportOptions
 from models.importing.reranker import ImportedReranker
 from tests.support.tiny_models import MAX_LENGTH, write_checkpoint, write_cross_encoder
 
@@ -29,7 +29,7 @@ ARCHITECTURES = ("bert", "xlm-roberta")
 
 def imported(tmp_path: Path, architecture: str) -> Path:
     write_cross_encoder(tmp_path / "published", architecture)
-    done = import_encoder(str(tmp_path / "published"), tmp_path / "reranker", Given())
+    done = import_encoder(str(tmp_path / "published"), tmp_path / "reranker", ImportOptions())
     assert len({path.stat().st_mode for path in (tmp_path / "reranker").iterdir()}) == 1
     assert isinstance(done, ImportedReranker)
     assert done.difference < 1e-4
@@ -98,15 +98,15 @@ def test_a_graph_below_its_floor_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_a_reranker_is_refused_with_the_reason(tmp_path: Path) -> None:
     write_cross_encoder(tmp_path / "three", "bert", labels=3)
     with pytest.raises(BadEncoder, match="3 labels; a reranker has one"):
-        import_encoder(str(tmp_path / "three"), tmp_path / "out", Given())
+        import_encoder(str(tmp_path / "three"), tmp_path / "out", ImportOptions())
     write_cross_encoder(tmp_path / "modern", "modernbert")
     with pytest.raises(BadEncoder, match="a modernbert is not supported as a reranker, only bert, roberta"):
-        import_encoder(str(tmp_path / "modern"), tmp_path / "out", Given())
+        import_encoder(str(tmp_path / "modern"), tmp_path / "out", ImportOptions())
     write_cross_encoder(tmp_path / "cross", "bert")
     with pytest.raises(BadEncoder, match=r"--space: .* is a cross-encoder"):
-        import_encoder(str(tmp_path / "cross"), tmp_path / "out", Given(space="s"))
+        import_encoder(str(tmp_path / "cross"), tmp_path / "out", ImportOptions(space="s"))
     with pytest.raises(BadEncoder, match="--beside names the second encoder of an --adapter"):
-        import_encoder(str(tmp_path / "cross"), tmp_path / "out", Given(beside="small"))
+        import_encoder(str(tmp_path / "cross"), tmp_path / "out", ImportOptions(beside="small"))
     write_checkpoint(tmp_path / "plain", "bert")
     with pytest.raises(BadEncoder, match="BertModel gives no score"):
         TorchReranker.load(tmp_path / "plain")

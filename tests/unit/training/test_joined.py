@@ -16,7 +16,7 @@ from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, Precision, Side
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
 from models.errors import BadEncoder, CareError
 from models.evaluation.encoders import open_encoder
-from models.evaluation.lineup import Lineup, Wanted
+from models.evaluation.lineup import Lineup, LineupOptions
 from models.evaluation.readers import EncoderReader
 from models.evaluation.sets import Kind, RetrievalSet, plain_task
 from models.training.encoders import EncoderStore
@@ -99,8 +99,8 @@ def test_an_evaluation_tries_other_shares_and_reads_once(recipe: Recipe, tmp_pat
     store.copy("joined", tmp_path / "joined")
     address = f"{tmp_path / 'joined'},precision=fp32"
     with ExitStack() as stack:
-        wanted = Wanted(encoders=[address, f"{address},share=0.8"], bm25=False, hybrid=False)
-        plain, other = Lineup(wanted, tmp_path / "cache", stack, lambda count: None).dense
+        options = LineupOptions(encoders=[address, f"{address},share=0.8"], bm25=False, hybrid=False)
+        plain, other = Lineup(options, tmp_path / "cache", stack, lambda count: None).dense
         task = plain_task("toy", RetrievalSet("toy", ["1"], DOCUMENTS[:1], ["1"], DOCUMENTS[:1], {}), Kind.RETRIEVAL)
         np.testing.assert_allclose(plain.reader.read(DOCUMENTS, Side.DOCUMENT, task), kept, atol=2e-3)
         assert isinstance(other.reader, EncoderReader)

@@ -1,4 +1,4 @@
-"""What the caller of an import says about a checkpoint."""
+"""Options of an import."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from models.encoder.spec import Pooling
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What the caller says about a checkpoint; None: what the checkpoint says of itself."""
+class ImportOptions:
+    """Options of `care encoder import` for a checkpoint; None: as the checkpoint itself states."""
 
     space: str | None = None
     pooling: Pooling | None = None
     dim: int | None = None
     max_length: int | None = None
     dtype: str | None = None
-    """In which numbers the weights are written."""
+    """Number format of the weights that are written."""
     query_instruction: str | None = None
     document_instruction: str | None = None
     adapter: Path | None = None
-    """What `care train` wrote beside an encoder that it trained by LoRA; its encoder.json says how it is used."""
+    """Folder that `care train` wrote beside an encoder trained by LoRA; its encoder.json states how it is used."""
     beside: str | None = None
-    """The checkpoint of the second encoder, if the adapter's documents were read by two."""
+    """Checkpoint of the second encoder, if two read the adapter's documents."""
