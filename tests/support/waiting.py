@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 WAIT_SECONDS = 60.0
@@ -13,3 +14,11 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """As `until`, for a test without an event loop."""
+    give_up = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up, "the condition never held"
+        time.sleep(0.02)

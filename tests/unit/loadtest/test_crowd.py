@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
 from loadtest.harness import BenchError
 from loadtest.lab import crowd
 from loadtest.lab.crowd import Event, checking_crowd, is_wrong, learn_rankings
+from tests.support.waiting import wait_until
 from tests.unit.loadtest.tiny_server import Respond, answer, running
 
 KNOWN = ["a", "b", "c", "d"]
-GIVE_UP_SECONDS = 60.0
 
 
 def hits(*ids: str) -> bytes:
@@ -22,11 +21,11 @@ def hits(*ids: str) -> bytes:
 
 def run_crowd(respond: Respond, *, connections: int = 1, requests: int = 5) -> list[Event]:
     """Returns the events of the first requests of the clients."""
-    with running(respond) as server:
-        give_up = time.monotonic() + GIVE_UP_SECONDS
-        with checking_crowd(server.url, connections, {"头痛": KNOWN}).asking(cache=False) as events:
-            while len(events) < requests and time.monotonic() < give_up:
-                time.sleep(0.005)
+    with (
+        running(respond) as server,
+        checking_crowd(server.url, connections, {"头痛": KNOWN}).asking(cache=False) as events,
+    ):
+        wait_until(lambda: len(events) >= requests)
     return events[:requests]
 
 
@@ -70,10 +69,8 @@ def test_a_missing_answer_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_connections_are_reopened_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowd, "RENEWED", 2)
     with running(lambda number: [hits(*KNOWN)]) as server:
-        give_up = time.monotonic() + GIVE_UP_SECONDS
         with checking_crowd(server.url, 1, {"头痛": KNOWN}).asking(cache=True) as events:
-            while len(events) < 6 and time.monotonic() < give_up:
-                time.sleep(0.005)
+            wait_until(lambda: len(events) >= 6)
         assert server.connections >= 3
         assert {body["cache"] for body in server.bodies} == {True}
 

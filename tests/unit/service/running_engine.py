@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,6 +21,7 @@ from service.engine.remote import frames
 from service.engine.remote.frames import FrameReader, Kind
 from service.engine.remote.server import EngineServer, Name, OpenServings
 from service.processes.startup import SupervisorPipe
+from tests.support.waiting import wait_until
 
 WAIT_SECONDS = 60.0
 POISON = 66
@@ -122,10 +122,7 @@ class Running:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(WAIT_SECONDS)
             connection.connect(str(self.path))
-            deadline = time.monotonic() + WAIT_SECONDS
-            while accepted and not self.server.connections - before:
-                assert time.monotonic() < deadline, "the engine does not accept"
-                time.sleep(0.001)
+            wait_until(lambda: self.server.connections - before or not accepted)
             yield Worker(connection)
 
 

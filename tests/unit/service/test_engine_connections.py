@@ -7,13 +7,13 @@ import logging
 import os
 import resource
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from service.engine.jobs import Status
+from tests.support.waiting import wait_until
 from tests.unit.service.running_engine import WAIT_SECONDS, Running, Worker
 
 
@@ -26,13 +26,6 @@ def engine(tmp_path: Path) -> Iterator[Running]:
     running.listener.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("unread", [False, True], ids=["at its end", "with an answer unread"])
 def test_a_worker_may_leave_at_any_time(engine: Running, unread: bool, caplog: pytest.LogCaptureFixture) -> None:
     """A worker that ends before it has read everything is not an error: its socket is reset, not closed."""
@@ -43,8 +36,8 @@ def test_a_worker_may_leave_at_any_time(engine: Running, unread: bool, caplog: p
             assert len(engine.server.connections) == 1
             if unread:
                 worker.send_request(2, 1)
-                until(lambda: len(engine.reported) == 2)
-        until(lambda: not engine.server.connections)
+                wait_until(lambda: len(engine.reported) == 2)
+        wait_until(lambda: not engine.server.connections)
     assert caplog.records == []
 
 
@@ -54,7 +47,7 @@ def test_a_worker_that_sends_invalid_frames_is_disconnected_with_a_warning(
     with caplog.at_level(logging.WARNING), engine.worker() as worker:
         worker.connection.sendall(b"\xff" * 64)
         assert worker.is_closed()
-        until(lambda: not engine.server.connections)
+        wait_until(lambda: not engine.server.connections)
     assert "a worker's connection is closed: a frame of" in caplog.text
 
 
@@ -82,7 +75,7 @@ def test_at_the_file_limit_a_worker_waits_and_the_engine_goes_on(
                 break
         with caplog.at_level(logging.ERROR):
             second.connect(str(engine.path))
-            until(lambda: bool(caplog.records))
+            wait_until(lambda: bool(caplog.records))
             for number in range(5):  # accept is not retried at once
                 first.send_request(number, 1)
                 assert first.answer().status is Status.DONE
