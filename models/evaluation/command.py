@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="folder in which benchmarks look for their sets first")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and their sets, and stop")
     parser.add_argument("--instructions", action="store_true", help="ask as the benchmark instructs, not the encoder")
-    add = parser.add_argument_group("systems").add_argument  # `dest` is a field of Wanted
+    add = parser.add_argument_group("systems").add_argument  # `dest` is a field of LineupOptions
     add("--encoder", dest="encoders", action="append", default=[], metavar="FOLDER",
         help="repeatable (default: the bundled encoder)")  # fmt: skip
     add("--pair", dest="pairs", action="append", default=[], nargs=2, metavar=("QUERY", "DOCUMENT"),

@@ -76,10 +76,10 @@ def test_gzip_is_read_like_the_file_inside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["c.jsonl.gz", "c.csv.gz"])
-@pytest.mark.parametrize("packed", [b"", gzip.compress(b"")])
-def test_a_file_that_is_not_gzip_is_named(tmp_path: Path, name: str, packed: bytes) -> None:
+@pytest.mark.parametrize("begins_well", [False, True])
+def test_a_file_that_is_not_gzip_is_named(tmp_path: Path, name: str, begins_well: bool) -> None:
     path = tmp_path / name
-    path.write_bytes(packed + json.dumps(GOOD).encode())
+    path.write_bytes(begins_well * gzip.compress(b"") + json.dumps(GOOD).encode())
     with pytest.raises(BadCorpus, match=r"is not gzip from beginning to end .* leave \.gz out of its name"):
         read(path)
 

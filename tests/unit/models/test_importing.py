@@ -516,7 +516,7 @@ def test_vectors_of_zeros_are_refused(tmp_path: Path) -> None:
         parameter.data.zero_()
     encoder.backbone.save_pretrained(source)
     with pytest.raises(BadEncoder, match="vectors of zeros"):
-        import_encoder(str(source), tmp_path / "out", Given(pooling=OurPooling.CLS))
+        import_encoder(str(source), tmp_path / "out", ImportOptions(pooling=OurPooling.CLS))
 
 
 def test_files_of_a_killed_import_are_removed_by_the_next_one(tmp_path: Path) -> None:
