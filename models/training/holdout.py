@@ -1,20 +1,20 @@
 """Splits development sets off training files, so that choices are made without looking at an evaluation set.
 
-  python -m models.training.holdout TRAIN_FOLDER OUT
+  python -m models.training.holdout TRAIN_FOLDER OUT [--group NAME=SOURCE,SOURCE …]
 
-For each group of sources, OUT/<group>/ is a retrieval set in BEIR's shape: some queries and their passages among
-others of the same sources; a `cloze` set asks one sentence for the passage it was cut out of. OUT/pairs.jsonl keeps
-every other row for training, as it was read. A document without a title asks nothing and is never held out. The same
-files and numbers always give the same split.
+For each group of sources (without --group those of the bundled recipes), OUT/<group>/ is a retrieval set in BEIR's
+shape: some queries and their passages among others of the same sources; a `cloze` set asks one sentence for the passage
+it was cut out of. OUT/pairs.jsonl keeps every other row for training, as it was read. A document without a title asks
+nothing and is never held out. The same files and numbers always give the same split.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +52,20 @@ def read(files: Sequence[Path]) -> Iterator[Row]:
         yield row | {"source": pair.source}, pair
 
 
-def hold_out(rows: Sequence[Row], out: Path, queries: int = QUERIES, documents: int = DOCUMENTS) -> None:
+def hold_out(
+    rows: Sequence[Row], out: Path, queries: int = QUERIES, documents: int = DOCUMENTS,
+    groups: Mapping[str, Sequence[str]] = GROUPS,
+) -> None:  # fmt: skip
     """Writes the development sets and the remaining rows; reports the sources that have no development set."""
     held: set[str] = set()
-    for group, sources in GROUPS.items():
+    for group, sources in groups.items():
         own = [pair for _, pair in rows if pair.source in sources and pair.query]
         if own:
             held |= _write_pairs_set(out / group, own, queries, documents)
         if own and group in CLOZE_GROUPS:
             held |= _write_cloze_set(out / f"cloze-{group}", own, queries, documents)
     write_lines(out / "pairs.jsonl", (row for row, pair in rows if pair.query not in held))
-    grouped = {source for sources in GROUPS.values() for source in sources}
+    grouped = {source for sources in groups.values() for source in sources}
     others = Counter(pair.source for _, pair in rows if pair.source not in grouped)
     if others:
         named = ", ".join(f"{source} ({count:,})" for source, count in sorted(others.items()))
@@ -98,6 +101,13 @@ def _write_cloze_set(folder: Path, pairs: Sequence[Pair], queries: int, document
     return used
 
 
+def _group(text: str) -> tuple[str, list[str]]:
+    name, _, sources = text.partition("=")
+    if not re.fullmatch(r"[\w-]+", name) or not all(found := sources.split(",")):
+        raise ArgumentTypeError(f"{text!r} is not NAME=SOURCE,SOURCE; a name has letters, digits, '_' and '-'")
+    return name, found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     about, _, usage = str(__doc__).partition("\n")
     form, name = RawDescriptionHelpFormatter, "python -m models.training.holdout"
@@ -108,13 +118,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--documents", type=positive, default=DOCUMENTS, help=f"of each set, at most (default {DOCUMENTS:,})"
     )
+    text = "one set of these sources, in place of all bundled groups; repeatable"
+    parser.add_argument("--group", type=_group, action="append", metavar="NAME=SOURCE,…", help=text)
     options = parser.parse_args(arguments)
     files = sorted(options.source.glob("*.jsonl*"))
     if not files:
         parser.error(f"{options.source} holds no *.jsonl files")
     options.out.mkdir(parents=True, exist_ok=True)
     try:
-        hold_out(list(read(files)), options.out, options.queries, options.documents)
+        groups = dict(options.group) if options.group else GROUPS
+        hold_out(list(read(files)), options.out, options.queries, options.documents, groups)
     except CareError as error:
         sys.exit(f"holdout: {error}")
 

@@ -68,6 +68,27 @@ def test_a_set_has_as_many_documents_as_are_asked_for_and_all_answers(tmp_path: 
         assert (len(held.queries), len(held.documents)) == (queries, length)
 
 
+def test_sets_of_other_sources_take_the_place_of_the_bundled_groups(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    write_lines(tmp_path / "train/mine.jsonl", [{"query": f"q{n}", "pos": [f"d{n}"]} for n in range(9)])
+    write_lines(tmp_path / "train/tcm.jsonl", [row for row, _ in ROWS])
+    holdout.main([str(tmp_path / "train"), str(tmp_path / "out"), "--queries", "4", "--group", "my-pairs=mine,other"])
+    held = load_retrieval(tmp_path / "out/my-pairs")
+    assert (len(held.queries), len(held.documents)) == (4, 9)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["my-pairs", "pairs.jsonl"]
+    kept = {pair.query for pair in read_pairs(tmp_path / "out/pairs.jsonl")}
+    assert kept == {pair.query for pair in PAIRS} | {f"q{n}" for n in range(9)} - set(held.queries)
+
+
+@pytest.mark.parametrize("group", ["a", "a=", "a=b,", "../a=b", "=b"])
+def test_a_group_that_names_no_folder_or_no_source_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], group: str
+) -> None:
+    with pytest.raises(SystemExit):
+        holdout.main([str(tmp_path), str(tmp_path / "out"), "--group", group])
+    assert "is not NAME=SOURCE,SOURCE" in capsys.readouterr().err
+
+
 def test_a_bad_row_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"query": "a", "pos": []}\n')
     with pytest.raises(SystemExit, match=r"^holdout: .*a\.jsonl:1: pos must hold at least one text"):
