@@ -1,4 +1,4 @@
-# The only entry point: `make help` lists what there is. Environments are made on first use and kept.
+# `make help` lists all commands. Environments are made on first use and kept.
 SHELL := bash
 PYTHON ?= python3
 SERVE := .venv/bin
@@ -195,7 +195,7 @@ chart: .venv-chart/installed ## lint and render the Helm chart, check the object
 image: .venv-dev/installed ## build the service's image without a container engine, measure and start it (root, debootstrap)
 	$(DEV)/python -m tests.support.rootfs $(or $(TARGET),service) --folder $(or $(FOLDER),/var/tmp/care-image)
 
-openapi: .venv-dev/installed ## write docs/openapi.json anew, of which the TypeScript client is made
+openapi: .venv-dev/installed ## rewrite docs/openapi.json, from which the TypeScript client is generated
 	$(DEV)/python -c "import json; from service.http.app import create_app; from service.settings import Settings; \
 	  print(json.dumps(create_app(Settings()).openapi(), ensure_ascii=False, indent=1))" > docs/openapi.json
 
