@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     max_stream_seconds: float = setting(600.0, "Longest time for a streamed answer.", gt=0)
     max_filter_values: int = setting(1000, "Most values in all filters of one request.", ge=1, le=32_000)
     max_answer_bytes: int = setting(8 * 1024 * 1024, "Largest answer in bytes, unless streamed.", ge=1024)
-    max_texts: int = setting(2048, "Most texts in one request of /v1/embeddings or /v1/rerank.", ge=1)
+    max_texts: int = setting(2048, "Most texts (/v1/embeddings, /v1/rerank) or posted documents in one request.", ge=1)
     fresh_limit: int = setting(10_000, "Most passages posted since the snapshot was built (409 beyond it).", ge=0)
     receive_seconds: float = setting(30.0, "Longest time for a request to arrive (408 beyond it).", gt=0)
     keep_alive_seconds: int = setting(75, "How long an idle connection is kept; more than a proxy's.", ge=1)
