@@ -64,7 +64,8 @@ class Explanation:
 class Hit:
     """A document that was found; what was not asked for is None or empty.
 
-    `rerank_score` is the reranker's, between 0 and 1; None if it did not score this hit.
+    `rerank_score` is the reranker's, between 0 and 1; None if it did not score this hit. `headline` is the title, or
+    the beginning of the text of a document without one.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Hit:
     snippet: str | None = None
     highlights: tuple[tuple[int, int], ...] = ()
     text: str | None = None
+    headline: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     passages: tuple[Passage, ...] = ()
     explanation: Explanation | None = None

@@ -36,7 +36,7 @@ class SearchOptions(TypedDict, total=False):
     offset: int
     facets: Sequence[str]
     mode: Literal["dense", "lexical", "hybrid"]
-    fields: Sequence[Literal["title", "snippet", "metadata", "text"]]
+    fields: Sequence[Literal["title", "snippet", "metadata", "text", "headline"]]
     filters: Sequence[Mapping[str, Any]]
     fusion: Literal["scores", "reciprocal"]
     weight: float

@@ -14,11 +14,12 @@ from care_client.retrieval import metadata_of
 
 
 def test_a_search_returns_hits_with_the_requested_fields(client: CareClient) -> None:
-    answer = client.search("高血压吃什么药", top_k=3, fields=["title", "snippet", "metadata", "text"])
+    answer = client.search("高血压吃什么药", top_k=3, fields=["title", "snippet", "metadata", "text", "headline"])
     best = answer.hits[0]
     assert (len(answer.hits), best.id, best.title) == (3, "a-1", "高血压用药")
     assert best.metadata == {"kind": "drug", "year": 2024}
     assert best.text is not None
+    assert best.headline == best.title
     assert best.snippet is not None
     assert best.snippet in best.text
     assert "高血压" in {best.snippet[start:end] for start, end in best.highlights}
