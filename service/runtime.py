@@ -102,6 +102,7 @@ async def run_parts(
             yield Runtime(settings, metrics, searcher, embedder, servings, writer, keys)
     finally:
         await batcher.close(settings.shutdown_seconds)
+        searcher.close()
         await cache.close()
         await embedder.close()
         await rates.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from models.encoder.spec import Side
 from models.errors import EncoderAway, did_you_mean
 from models.fusion import Mode, reorder
 from service.cache.redis import Kind
-from service.engine.jobs import Found, Options, Outcome, Reranked, SearchJob, Vector
+from service.engine.jobs import EXPIRED, Found, Options, Outcome, Reranked, SearchJob, Vector
 from service.engine.queue import ONLINE_JOBS
 from service.errors import DeadlineExceeded, InvalidRequest, NotReady, RateLimited
 from service.limits import ANYONE, Key
@@ -55,8 +57,8 @@ PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID, cache=False)
 class Searcher:
     """Answers requests from the serving that it is given.
 
-    `hyde` is None if no language model is configured, `reranker` if none is loaded. `explaining` is held while a
-    thread writes passages and explanations: more threads would share the interpreter, and leave less to the event loop.
+    `hyde` is None if no language model is configured, `reranker` if none is loaded. `explaining` writes passages and
+    explanations in one thread: more would share the interpreter, and leave less to the event loop.
     """
 
     settings: Settings
@@ -68,7 +70,11 @@ class Searcher:
     hyde: Hyde | None
     rates: Rates
     reranker: Reranker | None = None
-    explaining: asyncio.Lock = field(default_factory=asyncio.Lock)
+    explaining: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "explaining"))
+
+    def close(self) -> None:
+        """Drops what waits to be written; its requests are answered or gone."""
+        self.explaining.shutdown(wait=False, cancel_futures=True)
 
     async def search(self, serving: Serving, request: SearchRequest, key: Key = ANYONE) -> tuple[bytes, Timings]:
         """Returns body and timings; raises InvalidRequest, BadFilter, DeadlineExceeded, and the dispatcher's errors."""
@@ -410,21 +416,18 @@ class _Run:
         return list(embedded.vectors)
 
     async def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
-        """Fetches the documents of a ranking, writes them as JSON, and caches result and embedding.
-
-        A thread finds passages and explanations, one request at a time: of long documents it takes a second.
-        """
+        """Fetches the documents of a ranking, writes them as JSON, and caches result and embedding."""
         if isinstance(query, bytes):
             return query  # the cached result
         assert outcome is not None  # a query that is not cached has a job
         began, text = perf_counter(), query.text
-        facts = (self._serving, outcome.found, self._options, self._view, text.text, text.truncated, query.hyde)
-        if self._view.needs_evidence:
-            async with self._shared.explaining:
-                result = await asyncio.to_thread(result_json, *facts)
-        else:
-            result = result_json(*facts)
+        facts = (self._options, self._view, text.text, text.truncated, query.hyde)
+        finish = partial(result_json, self._serving, outcome.found, *facts)
         reranked = outcome.found.reranked
+        if self._view.needs_evidence:
+            result = await self._in_turn(finish, is_late=reranked is not None)
+        else:
+            result = finish()
         # What was not scored in time may be another time.
         if query.key is not None and (reranked is None or reranked.scored == reranked.depth):
             self._shared.cache.put(Kind.RESULT, query.key, result)
@@ -433,6 +436,19 @@ class _Run:
             self._shared.cache.put_embedding(encoder, tokens, outcome.vector, self._key.tenant)
         self._timings.fetch += perf_counter() - began
         return result
+
+    async def _in_turn(self, finish: Callable[[], bytes], *, is_late: bool) -> bytes:
+        """Writes passages and explanations in their thread, after those of earlier requests: each may take a second.
+
+        Raises DeadlineExceeded. An answer that `is_late` because the reranker may use the whole time limit has
+        CARE_TIMEOUT_MS once more. One that has begun when its request ends is finished before the next begins.
+        """
+        seconds = self._shared.settings.timeout_ms / 1000 if is_late else self._portions.deadline.seconds_left()
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._shared.explaining, finish)
+        except TimeoutError:
+            raise DeadlineExceeded(EXPIRED) from None
 
     def end(self) -> Timings:
         """Counts the request once its last result is written, and returns the time of its stages."""

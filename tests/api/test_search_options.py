@@ -53,6 +53,55 @@ async def test_other_requests_are_answered_while_passages_are_written(
     assert extra.keys() <= explained.result()[0].keys()
 
 
+class Held:
+    """Holds every writing of an explanation until it is released."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._write, self._loop = searcher.result_json, asyncio.get_running_loop()
+        self.begun, self.released = asyncio.Semaphore(0), threading.Event()
+        self.queries: list[str] = []
+        monkeypatch.setattr(searcher, "result_json", self._slow)
+
+    def _slow(self, serving: Serving, found: Found, options: Options, view: View, query: str, *rest: Any) -> bytes:  # noqa: ANN401
+        self.queries.append(query)
+        self._loop.call_soon_threadsafe(self.begun.release)
+        assert self.released.wait(60)
+        return self._write(serving, found, options, view, query, *rest)
+
+
+async def test_the_wait_for_the_thread_that_explains_counts_towards_the_time_limit(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    first = asyncio.create_task(hits(client, query="发热", explain=True))
+    await held.begun.acquire()
+    try:
+        late = await client.post("/v1/search", json={"query": "头痛", "explain": True, "timeout_ms": 300})
+    finally:
+        held.released.set()
+    assert late.status_code == 504
+    assert late.json()["error"]["code"] == "deadline_exceeded"
+    assert await first
+    assert held.queries == ["发热"]
+
+
+async def test_an_explanation_whose_client_left_ends_before_the_next_begins(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    left = asyncio.create_task(client.post("/v1/search", json={"query": "发热", "explain": True}))
+    await held.begun.acquire()
+    left.cancel()
+    await asyncio.wait([left])
+    next_one = await client.post("/v1/search", json={"query": "头痛", "explain": True, "timeout_ms": 300})
+    begun = list(held.queries)
+    held.released.set()
+    assert next_one.status_code == 504
+    assert begun == ["发热"]
+    assert await hits(client, query="骨折", explain=True)
+    assert held.queries == ["发热", "骨折"]
+
+
 @pytest.mark.parametrize(("queries", "bulk"), [(ONLINE_JOBS, False), (ONLINE_JOBS, True), (ONLINE_JOBS + 1, False)])
 async def test_many_queries_and_requests_marked_as_bulk_are_bulk(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, queries: int, bulk: bool
