@@ -16,7 +16,7 @@ from indexer.store.documents import StoredDocument
 from models.fusion import Mode
 from models.lexical import query_terms
 from service.engine.jobs import Found, Options
-from service.search.evidence import Account, account_for, divide_words
+from service.search.evidence import Account, account_for, divide_words, passage_texts
 from service.search.request import HydeStatus, Part
 from service.serving.serving import Serving, count_values
 
@@ -85,7 +85,7 @@ def result_json(
         if view.min_score is None or each[2] >= view.min_score
     ]
     hits = [
-        _hit_json(serving, row, passage_of(serving, row, passage, located), score, other, view, terms, account)
+        _hit_json(serving, row, passage, score, other, view, terms, located, account)
         for row, passage, score, other in ranked[view.offset : view.end]
     ]
     more = b"" if hyde is None else b',"hyde":"%b"' % hyde.encode()
@@ -102,20 +102,33 @@ def relevance(scores: NDArray[np.float32]) -> list[float | None]:
     return [None if math.isnan(score) else score for score in shown]
 
 
-def passage_of(serving: Serving, document: int, passage: int, terms: Sequence[str]) -> int:
-    """Returns the passage of a document that holds most of the terms; of equals `passage`, then the first."""
+def passage_of(serving: Serving, document: int, text: str, passage: int, terms: Sequence[str]) -> int:
+    """Returns the passage of a document that holds most of the terms; of equals `passage`, then the first.
+
+    `text` is the document's, folded once: of a long one, that takes most of the time.
+    """
     rows = serving.overlay.passages_of(document) if terms else ()
     if len(rows) < 2:
         return passage
-    text, terms = serving.overlay.document(document).text, terms[:LOCATED_TERMS]
+    folded, terms = _fold(text), terms[:LOCATED_TERMS]
 
     def held(row: int) -> int:
-        piece = _fold(text[slice(*serving.overlay.span(row))])
-        return sum(term in piece for term in terms)
+        piece = folded[slice(*serving.overlay.span(row))]
+        return [term in piece for term in terms].count(True)
 
     if held(passage) == len(terms):  # spares long documents the look at every passage
         return passage
     return max(rows, key=lambda row: (held(row), row == passage, -row))
+
+
+def best_passages(serving: Serving, found: Sequence[tuple[int, int]], terms: Sequence[str]) -> list[str]:
+    """Returns what a reranker reads of documents that were found, each with a passage: see `passage_of`."""
+    texts = []
+    for document, passage in found:
+        stored = serving.overlay.document(document)
+        best = passage_of(serving, document, stored.text, passage, terms)
+        texts += passage_texts(serving, document, [best])
+    return texts
 
 
 def _hit_json(
@@ -126,15 +139,18 @@ def _hit_json(
     rerank_score: float | None,
     view: View,
     terms: Sequence[str],
+    located: Sequence[str],
     account: Account | None,
 ) -> bytes:
+    """Writes one hit; `terms` are marked in its snippets, and `located` choose the passage of the first one."""
     stored = serving.overlay.document(document)
     text = stored.text if Part.SNIPPET in view.parts or view.passages else ""  # parsed once, as it may be long
     written = [b'"score":%b' % repr(score).encode(), _stored_json(stored, view.parts)]
     if rerank_score is not None:
         written.insert(1, b'"rerank_score":%b' % repr(rerank_score).encode())
     if Part.SNIPPET in view.parts:
-        written.append(_snippet_json(serving, text, passage, terms))
+        shown = passage_of(serving, document, text, passage, located)
+        written.append(_snippet_json(serving, text, shown, terms))
     if Part.TEXT in view.parts:
         written.append(b'"text":' + stored.text_json)
     if Part.HEADLINE in view.parts:

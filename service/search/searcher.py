@@ -28,10 +28,9 @@ from service.errors import DeadlineExceeded, InvalidRequest, NotReady, RateLimit
 from service.limits import ANYONE, Key
 from service.metrics import Metrics, Timings
 from service.search.embedder import blend
-from service.search.evidence import passage_texts
 from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, tokenise
 from service.search.request import HydeStatus, SearchRequest
-from service.search.results import View, marked_terms, passage_of, result_json
+from service.search.results import View, best_passages, marked_terms, result_json
 
 if TYPE_CHECKING:
     from service.cache.cache import Cache, ResultKeys
@@ -306,9 +305,9 @@ class _Run:
         scores = np.full(len(found.documents), np.nan, np.float32)
         with contextlib.suppress(DeadlineExceeded):
             deadline.seconds_left()  # reading and tokenising the texts of many queries takes long, too
-            rows = zip(found.documents[:depth].tolist(), found.passages[:depth].tolist(), strict=True)
+            rows = list(zip(found.documents[:depth].tolist(), found.passages[:depth].tolist(), strict=True))
             wanted = marked_terms(query.text.text) if self._options.mode is not Mode.DENSE else []
-            texts = [passage_texts(serving, row, [passage_of(serving, row, best, wanted)])[0] for row, best in rows]
+            texts = await asyncio.to_thread(best_passages, serving, rows, wanted)
             scored = await reranker.score(serving, query.text.text, texts, deadline=deadline, bulk=bulk, partial=True)
             scores[:depth] = scored.scores
         order = reorder(scores)

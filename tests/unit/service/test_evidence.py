@@ -95,9 +95,9 @@ WHOLE = cast(
 def test_the_passage_with_most_query_words_is_shown_and_a_tie_goes_to_the_one_found(
     query: str, found: int, shown: int
 ) -> None:
-    assert passage_of(WHOLE, 0, found, marked_terms(query)) == shown
-    assert passage_of(WHOLE, 0, found, []) == found
-    assert passage_of(WHOLE, 1, 4, marked_terms(query)) == 4
+    assert passage_of(WHOLE, 0, TEXTS[0], found, marked_terms(query)) == shown
+    assert passage_of(WHOLE, 0, TEXTS[0], found, []) == found
+    assert passage_of(WHOLE, 1, TEXTS[1], 4, marked_terms(query)) == 4
 
 
 def test_the_score_of_a_whole_document_is_divided_among_its_passages() -> None:
