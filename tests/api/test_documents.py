@@ -198,6 +198,24 @@ async def test_an_id_with_a_trailing_line_break_is_refused(client: httpx.AsyncCl
     assert (await client.get("/v1/documents/x")).status_code == 200
 
 
+@pytest.mark.parametrize("sent", ["%00", "a%7F", "%E2%80%8B", "%2E%2E", "x" * 1025])
+async def test_the_deletion_of_an_id_that_no_document_can_have_is_refused(client: httpx.AsyncClient, sent: str) -> None:
+    before = (await client.delete("/v1/documents/nobody")).json()["position"]
+    response = await client.delete(f"/v1/documents/{sent}")
+    assert response.status_code == 422
+    assert response.json()["error"]["field"] == "id"
+    assert (await client.delete("/v1/documents/nobody")).json()["position"] == before
+    assert (await client.get(f"/v1/documents/{sent}")).status_code == 404
+
+
+async def test_an_id_that_is_not_utf_8_is_refused_and_taken_for_no_other(client: httpx.AsyncClient) -> None:
+    await post(client, {"id": "x\ufffd", "text": "y"})
+    for sent in ("x%FF", "x%ED%A0%80"):
+        assert (await client.delete(f"/v1/documents/{sent}")).status_code == 422
+        assert (await client.get(f"/v1/documents/{sent}")).status_code == 422
+    assert (await client.get("/v1/documents/x%EF%BF%BD")).status_code == 200
+
+
 async def test_the_id_field_may_be_called_underscore_id_as_in_a_corpus(client: httpx.AsyncClient) -> None:
     assert (
         await post(client, {"_id": "notice-9", "text": "缬沙坦召回"}, {"_id": 9, "text": "nine"})
