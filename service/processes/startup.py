@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import orjson
 
@@ -17,13 +19,15 @@ from service.metrics import ACCESS_LOGGER
 from service.settings import Settings
 
 STDIN = 0
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def configure_logging(settings: Settings, process: str = "") -> None:
     """Logs to standard error, the access log to standard output; `process` names this process in every line."""
     own = f" [{process}]" if process else ""
-    line = f"%(asctime)s{own} %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=line)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine(f"%(asctime)s{own} %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     for client in ("httpx", "httpcore"):  # a line for every call, with its URL, which may hold a password
         logging.getLogger(client).setLevel(logging.WARNING)
     if settings.access_log:
@@ -33,6 +37,20 @@ def configure_logging(settings: Settings, process: str = "") -> None:
         access_logger.addHandler(lines)
         access_logger.setLevel(logging.INFO)
         access_logger.propagate = False
+
+
+class OneLine(logging.Formatter):
+    """Writes a message as one line, and indents a traceback: a client's text in them cannot look like another line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return _escape(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802, ANN401 (logging's name and type)
+        return "\n".join(f"  {_escape(line)}" for line in super().formatException(ei).splitlines())
+
+
+def _escape(line: str) -> str:
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], line)
 
 
 @contextlib.contextmanager

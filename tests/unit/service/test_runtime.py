@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from service.engine.local import Batcher
 from service.engine.queue import Limits
 from service.engine.remote.client import RemoteEngine
 from service.metrics import Metrics
+from service.processes.startup import OneLine
 from service.processes.supervisor import environment_of
 from service.runtime import load_models, open_home
 from service.settings import Settings
@@ -85,3 +87,20 @@ def test_a_worker_beside_an_engine_process_imports_no_onnx_runtime() -> None:
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True
     )
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_text_of_a_client_forges_no_line_of_the_log() -> None:
+    forged = "x\n2026-01-01 00:00:00,000 ERROR care: all is lost\x1b[2J\x85\u2028"
+    record = logging.LogRecord("care", logging.ERROR, __file__, 1, "snapshot %s is refused", (forged,), None)
+    lines = OneLine("%(levelname)s %(name)s: %(message)s")
+    shown = "x\\n2026-01-01 00:00:00,000 ERROR care: all is lost\\x1b[2J\\x85\\u2028"
+    assert lines.format(record) == f"ERROR care: snapshot {shown} is refused"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    first, *others = lines.format(record).split("\n")
+    assert first.endswith("is refused")
+    assert others[0] == "  Traceback (most recent call last):"
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+    assert "all is lost\\x1b[2J" in "".join(others)
