@@ -160,6 +160,8 @@ class Settings(BaseSettings):
             raise ValueError(f"must begin with {', '.join(REDIS_SCHEMES)}")
         if url is not None and not _is_address(url):
             raise ValueError("has no port that is a number; write it as redis://host:6379/0")
+        if url is not None and "?" in url:
+            _require_redis_options(url)
         return url
 
     @field_validator("hyde_url", "traces_url")
@@ -226,6 +228,17 @@ def _is_loopback(host: str) -> bool:
         return False  # the server says so when it listens
     addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
     return all((getattr(address, "ipv4_mapped", None) or address).is_loopback for address in addresses)
+
+
+def _require_redis_options(url: str) -> None:
+    """Raises ValueError if the client of Redis does not take the options of a URL; connects to nothing."""
+    from redis.asyncio import ConnectionPool, RedisError  # a process without such a URL does not load it
+
+    try:
+        ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError, RedisError) as error:
+        reason = str(error).rpartition("() ")[2].rstrip(".")
+        raise ValueError(f"has an option that redis-py does not take ({reason}); leave it out") from None
 
 
 def _is_address(url: str) -> bool:

@@ -90,3 +90,16 @@ def test_settings_that_could_expose_queries_are_off_by_default() -> None:
     assert settings.redis_url is None
     assert settings.lru_mb == 0
     assert settings.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("option", ["socket_timeout=soon", "foo=bar", "db=x"])
+def test_an_option_that_redis_does_not_take_is_refused_by_name(option: str) -> None:
+    with pytest.raises(ValueError, match=f"redis-py does not take .*{option.partition('=')[0]}"):
+        Settings(redis_url=f"redis://127.0.0.1:6379/0?{option}")
+
+
+def test_options_of_redis_that_can_be_used_are_taken() -> None:
+    for url in ("unix:///run/redis.sock?db=1", "rediss://cache/0?ssl_cert_reqs=none"):
+        assert Settings(redis_url=url).redis_url == url
+    with pytest.raises(ValueError, match="redis-py does not take"):
+        Settings(redis_url="rediss://cache/0?ssl_cert_reqs=foo")
