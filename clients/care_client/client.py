@@ -212,6 +212,6 @@ def _headers(api_key: str | None, headers: Headers) -> httpx.Headers:
     The line break at the end of a file of keys is removed: httpx would refuse it with an error that shows the key.
     """
     key = (os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key).strip()
-    if not key.isascii():  # httpx's error would show it
-        raise CareClientError("the API key holds a character that is not ASCII; copy it again")
+    if not (key.isascii() and key.isprintable()):  # httpx's error would show it
+        raise CareClientError("the API key holds a character that is not visible ASCII; copy it again, on one line")
     return httpx.Headers(({"authorization": f"Bearer {key}"} if key else {}) | dict(httpx.Headers(headers)))

@@ -212,7 +212,8 @@ def test_a_key_may_end_with_a_line_break(make: type[CareClient], scripted: Scrip
     assert headers["authorization"] == "Bearer key"
 
 
-def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(make: type[CareClient]) -> None:
-    with pytest.raises(CareClientError, match="API key holds a character that is not ASCII") as refused:
-        make("http://127.0.0.1:1", api_key="geheim-ü")
+@pytest.mark.parametrize("key", ["geheim-ü", "geheim\n2", "geheim\x00"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(make: type[CareClient], key: str) -> None:
+    with pytest.raises(CareClientError, match="API key holds a character that is not visible ASCII") as refused:
+        make("http://127.0.0.1:1", api_key=key)
     assert "geheim" not in str(refused.value)
