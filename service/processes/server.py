@@ -96,10 +96,22 @@ def _load_certificates(config: uvicorn.Config) -> None:
     if not config.is_ssl:
         return
     try:
+        _require_pair(config)
         config.load()
     except OSError as error:  # of which ssl's errors are some
         names = ", ".join(filter(None, map(str, (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs or ""))))
         raise BadSettings(f"the files of TLS cannot be used ({error}): {names}; see CARE_TLS_CERT") from error
+
+
+def _require_pair(config: uvicorn.Config) -> None:
+    """Raises OSError if the certificate and its key cannot be used together."""
+    pair = str(config.ssl_certfile), config.ssl_keyfile
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*pair, _refuse_encrypted)
+
+
+def _refuse_encrypted() -> str:
+    """Stands for OpenSSL's prompt at the terminal, which stops the event loop."""
+    raise OSError("the key is encrypted; decrypt it with openssl pkey")
 
 
 async def _serve(app: FastAPI, config: uvicorn.Config, taken: list[socket.socket], started: Started) -> None:
@@ -172,11 +184,10 @@ def _reload_on_sighup(runtime: Runtime, config: uvicorn.Config) -> None:
     def follow() -> None:
         runtime.keys.reload()
         if config.ssl is not None and config.ssl_certfile is not None:
-            pair = config.ssl_certfile, config.ssl_keyfile
             try:
                 # Elsewhere first: a key that does not fit is noticed when its certificate is already in force.
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*pair)
-                config.ssl.load_cert_chain(*pair)
+                _require_pair(config)
+                config.ssl.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
             except OSError as error:
                 logger.error("the certificate stays as it was: %s", error)
         task = loop.create_task(runtime.servings.follow_now())

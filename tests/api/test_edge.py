@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,18 @@ def test_startup_fails_if_the_tls_files_are_not_certificates(built: Built, serve
         settings = make_settings(built, tls_cert=cert, tls_key=key)
         with pytest.raises(BadSettings, match="CARE_TLS_CERT"):
             _load_certificates(http_config(create_app(settings), settings))
+
+
+def test_an_encrypted_key_is_refused_and_its_password_not_asked_for(
+    built: Built, server: Certificate, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    encrypted = tmp_path / "encrypted.key"
+    command = ["openssl", "pkey", "-aes256", "-passout", "pass:x", "-in", server.key, "-out", encrypted]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    settings = make_settings(built, tls_cert=server.cert, tls_key=encrypted)
+    with pytest.raises(BadSettings, match="the key is encrypted; decrypt it"):
+        _load_certificates(http_config(create_app(settings), settings))
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.anyio
