@@ -59,6 +59,7 @@ async function sendWithRetries(
       if (response) return response;
       throw failure;
     }
+    await response?.body?.cancel(); // an answer that is not read would keep its connection
     await pause(wait, request.signal);
   }
 }

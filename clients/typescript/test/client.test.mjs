@@ -65,6 +65,18 @@ test("a wait of hours is not waited for, and an act of an administrator is done 
   assert.equal(calls, 1);
 });
 
+test("an answer that is tried again gives its connection back", async () => {
+  let calls = 0;
+  let cancelled = 0;
+  const fake = async () => {
+    calls += 1;
+    if (calls === 3) return Response.json({ results: [] });
+    return new Response(new ReadableStream({ cancel: () => void (cancelled += 1) }), { status: 503 });
+  };
+  const { data } = await createCareClient(url, { fetch: fake }).POST("/v1/search", { body: { query: "x" } });
+  assert.deepEqual([data, cancelled], [{ results: [] }, 2]);
+});
+
 test("an abort ends the wait for the next attempt", async (context) => {
   const stop = new AbortController();
   const waits = [];
