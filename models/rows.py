@@ -50,9 +50,17 @@ class Line(NamedTuple):
     """A line of a file, not yet parsed."""
 
     text: str
-    stem: str
-    """The file's, a row's source if it names none."""
-    where: str
+    path: Path
+    number: int
+
+    @property
+    def stem(self) -> str:
+        """Returns the name of the file without its endings: a row's source if it names none."""
+        return self.path.name.partition(".")[0]
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}:{self.number}"
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
@@ -72,9 +80,14 @@ def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yields the lines of a file, plain, .gz or .xz."""
+    """Yields the lines of a file, plain, .gz or .xz, but for blank ones."""
+    return (line for line in every_line(path) if line.text and not line.text.isspace())
+
+
+def every_line(path: Path) -> Iterator[Line]:
+    """Yields the lines of a file, plain, .gz or .xz; a damaged one, or one that is not UTF-8, is named."""
     opener: Any = _OPENERS.get(path.suffix, open)
-    stem, number = path.name.partition(".")[0], 0
+    number = 0
     try:
         file: IO[bytes] = opener(path, "rb")
     except OSError as error:
@@ -83,7 +96,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         try:
             for number, line in enumerate(file, start=1):
                 # By line, so that a fault is in the line that is named. The first may have a mark at its beginning.
-                yield Line(line.decode("utf-8-sig" if number == 1 else "utf-8"), stem, f"{path}:{number}")
+                yield Line(line.decode("utf-8-sig" if number == 1 else "utf-8"), path, number)
         except UnicodeDecodeError as error:
             hint = "convert the file, as with iconv -f GB18030 -t UTF-8"
             raise BadData(f"{path}:{number}: damaged or not UTF-8: {error}; {hint}") from error

@@ -245,7 +245,7 @@ def _clean(arguments: Namespace) -> Step:
     from models.rows import read_lines
 
     lines = read_lines(arguments.boilerplate) if arguments.boilerplate else ()
-    more = [line.text.rstrip("\r\n") for line in lines if line.text.strip()]
+    more = [line.text.rstrip("\r\n") for line in lines]
     return Clean(boilerplate=more, **_given(arguments, "shortest", "longest", "book"))
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import tomllib
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from io import StringIO
+from itertools import chain, groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from models.curation.frame import Outcome, Step
 from models.curation.rows import Row
 from models.errors import BadData
 from models.evaluation.sets import load_retrieval
+from models.rows import every_line, read_lines
 
 Record = dict[str, Any]
 RECORD = "record"
@@ -138,7 +138,7 @@ class Convert(Step):
                 records = _records(path, form.columns)
             try:
                 yield from ({RECORD: record} for record in records)
-            except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, csv.Error) as error:
+            except (ValueError, csv.Error) as error:
                 raise BadData(f"{path}: damaged, or not what its ending says: {error}; fetch the file again") from error
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
@@ -179,28 +179,28 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[Record | None]:
             # Dates, bytes and decimals as texts: reports and samples are JSON.
             yield from (json.loads(json.dumps(record, default=str)) for record in batch.to_pylist())
         return
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-        if kind in (".csv", ".tsv"):
-            csv.field_size_limit(1 << 27)
-            # MS MARCO's triples are split at tabs alone: quotes in them mean nothing.
-            plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-            table = csv.reader(file, **plain)
-            names = list(columns) or next(table, [])
-            yield from (dict(zip(names, line, strict=False)) for line in table if line != names)
-            return
-        first = file.read(1)
-        if first == "[" and kind == ".json":
-            yield from json.loads(first + file.read())
-            return
-        if kind not in (".json", ".jsonl"):
-            raise BadData(f"{path}: write it as .parquet, .jsonl, .json, .csv or .tsv (these plain or .gz)")
-        yield from (_named(line, columns) for line in _lines(first, file) if line.strip())
+    if kind in (".csv", ".tsv"):
+        csv.field_size_limit(1 << 27)
+        # MS MARCO's triples are split at tabs alone: quotes in them mean nothing.
+        plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+        table = csv.reader(_table_lines(path), **plain)
+        names = list(columns) or next(table, [])
+        yield from (dict(zip(names, line, strict=False)) for line in table if line != names)
+        return
+    if kind not in (".json", ".jsonl"):
+        raise BadData(f"{path}: write it as .parquet, .jsonl, .json, .csv or .tsv (these plain or .gz)")
+    lines = read_lines(path)
+    first = next(lines, None)
+    if first is not None and first.text.startswith("[") and kind == ".json":
+        yield from json.loads("".join(line.text for line in chain([first], lines)))
+        return
+    yield from (_named(line.text, columns) for line in chain(filter(None, [first]), lines))
 
 
-def _lines(first: str, file: IO[str]) -> Iterator[str]:
-    yield first + file.readline()
-    yield from file
+def _table_lines(path: Path) -> Iterator[str]:
+    """The lines of a table, which may end in a carriage return alone; blank ones may be part of a field."""
+    for line in every_line(path):
+        yield from StringIO(line.text, newline="")
 
 
 def _named(line: str, columns: Sequence[str]) -> Record | None:

@@ -5,24 +5,22 @@ A defect of the data is named with file and line.
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import orjson
 
 from models.encoder.spec import Side
 from models.errors import BadData
+from models.rows import read_lines
 
 
 class Kind(StrEnum):
@@ -309,26 +307,22 @@ def _candidate(value: object, where: str) -> tuple[str, int]:
 
 
 def _rows(path: Path) -> Iterator[tuple[Row, int]]:
-    for line, number in _lines(path):
+    for line in read_lines(path):
         try:
-            row = orjson.loads(line)
+            row = orjson.loads(line.text)
         except orjson.JSONDecodeError as error:
-            raise BadData(f"{path}:{number}: not JSON: {error}") from error
+            raise BadData(f"{line.where}: not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise BadData(f"{path}:{number}: not an object")
-        yield row, number
+            raise BadData(f"{line.where}: not an object")
+        yield row, line.number
 
 
 def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
     qrels: Qrels = {}
-    for raw, number in _lines(path):
-        where = f"{path}:{number}"
-        try:
-            parts = raw.decode().split("\t")
-        except UnicodeDecodeError as error:
-            raise BadData(f"{where}: not UTF-8") from error
+    for line in read_lines(path):
+        where, parts = line.where, line.text.rstrip("\r\n").split("\t")
         is_grade = len(parts) == 3 and _INTEGER.fullmatch(parts[2]) is not None
-        if number == 1:
+        if line.number == 1:
             if is_grade:
                 raise BadData(f"{where}: a judgement where the header query-id<TAB>corpus-id<TAB>score should be")
             continue
@@ -346,18 +340,3 @@ def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
     if not qrels:
         raise BadData(f"{path}: no judgements")
     return qrels
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Yields the lines of a plain or gzipped file that hold something, with their numbers, from 1."""
-    if not path.is_file():
-        raise BadData(f"{path}: no such file")
-    number = 0
-    with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                content = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n") if number == 1 else line.rstrip(b"\r\n")
-                if content.strip():
-                    yield content, number
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadData(f"{path}:{number + 1}: damaged gzip: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from datetime import datetime
 from decimal import Decimal
@@ -115,20 +116,28 @@ def test_columns_of_any_type_and_lines_that_are_no_records_are_read(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "message"),
     [
-        ("cut.jsonl.gz", gzip.compress(b"{}\n" * 9999)[:-20]),
-        ("no.jsonl.gz", b"no gzip"),
-        ("no.parquet", b"no Parquet"),
-        ("latin.csv", b"question,answer\nf\xe9ver,a\n"),
-        ("half.json", b'[{"question": "q", '),
+        ("cut.jsonl.gz", gzip.compress(b"{}\n" * 9999)[:-20], r":\d+: damaged: .* fetch the file again"),
+        ("no.jsonl.gz", b"no gzip", ": not gz, or damaged at its beginning; .* fetch it again"),
+        ("latin.jsonl", b'{}\n{"question": "f\xe9ver"}\n', ":2: damaged or not UTF-8: .* iconv"),
+        ("no.parquet", b"no Parquet", ": damaged, .* fetch the file again"),
+        ("latin.csv", b"question,answer\nf\xe9ver,a\n", ":2: damaged or not UTF-8: .* iconv"),
+        ("half.json", b'[{"question": "q", ', ": damaged, .* fetch the file again"),
     ],
-    ids=["cut", "gzip", "parquet", "latin", "half"],  # gzip's content holds the time
+    ids=["cut", "gzip", "latin", "parquet", "latin table", "half"],  # gzip's content holds the time
 )
-def test_a_damaged_file_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadData, match=f"{name}: damaged"):
+    with pytest.raises(BadData, match=f"{re.escape(name)}{message}"):
         converted(tmp_path / name, "medquad", tmp_path)
+
+
+def test_lines_of_tables_end_as_any_system_ends_them(tmp_path: Path) -> None:
+    content = '\ufeffquestion,answer\r\n问,"一\r\n\r\n二"\n\r问二,答\r'
+    (tmp_path / "mixed.csv").write_bytes(content.encode())
+    rows = converted(tmp_path / "mixed.csv", "medquad", tmp_path)
+    assert [(row["query"], row["pos"]) for row in rows] == [("问", ["一\r\n\r\n二"]), ("问二", ["答"])]
 
 
 def test_a_beir_folder_gives_its_judged_queries(tmp_path: Path) -> None:

@@ -124,7 +124,6 @@ def test_synonyms_are_checked(server: GradingServer, tmp_path: Path) -> None:
     with pytest.raises(BadData, match="--dictionary"):
         Synthesize([], tmp_path, "synonym", [])
     for line in (
-        "",
         "no JSON",
         '{"origin": "感冒"}',
         '{"origin": "感冒", "replace": 3}',

@@ -1,6 +1,7 @@
 import codecs
 import gzip
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_only_the_judged_queries_of_a_split_count(tmp_path: Path) -> None:
     (folder / "qrels").mkdir()
     (folder / "qrels.tsv").rename(folder / "qrels" / "dev.tsv")
     assert load_retrieval(folder, "dev").queries == ["问"]
-    with pytest.raises(BadData, match=r"qrels/test\.tsv: no such file"):
+    with pytest.raises(BadData, match=r"qrels/test\.tsv: cannot be read: No such file"):
         load_retrieval(folder)
 
 
@@ -66,13 +67,13 @@ def test_a_judgement_may_be_repeated_but_not_contradicted(tmp_path: Path) -> Non
         ("qrels.tsv", "q1\td1\t1\nq1\td2\t1\n", "qrels.tsv:1: a judgement where the header"),
         ("qrels.tsv", HEADER, "qrels.tsv: no judgements"),
         ("qrels.tsv", "", "qrels.tsv: no judgements"),
-        ("qrels.tsv", b"h\nq1\t\xff\t1\n", "qrels.tsv:2: not UTF-8"),
+        ("qrels.tsv", b"h\nq1\t\xff\t1\n", "qrels.tsv:2: damaged or not UTF-8"),
         ("qrels.tsv", f"{HEADER}q1\td1\t0\n", "queries.jsonl:1: query 'q1' has no relevant document in qrels.tsv"),
         ("queries.jsonl", '{"_id": "q1", "text": "a"}\n{"_id": "q2", "text": "b"}\n',
          "queries.jsonl:2: query 'q2' has no relevant document in qrels.tsv"),
         ("queries.jsonl", "", "queries.jsonl: there is no query"),
         ("queries.jsonl", "{broken\n", "queries.jsonl:1: not JSON"),
-        ("queries.jsonl", b'{"_id": "q1", "text": "\xff"}\n', "queries.jsonl:1: not JSON"),
+        ("queries.jsonl", b'{"_id": "q1", "text": "\xff"}\n', "queries.jsonl:1: damaged or not UTF-8"),
         ("queries.jsonl", "[]\n", "queries.jsonl:1: not an object"),
         ("queries.jsonl", '{"_id": "q1"}\n', "queries.jsonl:1: lacks text"),
         ("queries.jsonl", '{"_id": 1, "text": "a"}\n', "queries.jsonl:1: _id is not a text"),
@@ -100,13 +101,21 @@ def test_byte_order_marks_line_ends_and_empty_lines_are_ignored(tmp_path: Path) 
     assert load_retrieval(folder) == plain
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"no gzip", lambda b: b[:12] + b"x" * 40])
-def test_a_damaged_gzip_file_is_named_with_the_line(tmp_path: Path, damage) -> None:  # noqa: ANN001
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda whole: whole[: len(whole) // 2], "corpus.jsonl.gz:1: damaged: "),
+        (lambda whole: b"no gzip", "corpus.jsonl.gz: not gz, or damaged at its beginning; "),
+        (lambda whole: whole[:12] + b"x" * 40, "corpus.jsonl.gz:1: damaged: "),
+    ],
+    ids=["cut", "plain", "changed"],
+)
+def test_a_damaged_gzip_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
     folder = write_set(tmp_path / "set")
     whole = gzip.compress((folder / "corpus.jsonl").read_bytes())
     (folder / "corpus.jsonl").unlink()
     (folder / "corpus.jsonl.gz").write_bytes(damage(whole))
-    with pytest.raises(BadData, match=r"corpus\.jsonl\.gz:1: damaged gzip"):
+    with pytest.raises(BadData, match=re.escape(message) + ".*fetch"):
         load_retrieval(folder)
 
 
@@ -214,7 +223,7 @@ def test_a_folder_may_be_a_set_itself(tmp_path: Path) -> None:
 
 def test_queries_without_judgements_are_an_error(tmp_path: Path) -> None:
     (write_set(tmp_path / "set") / "qrels.tsv").unlink()
-    with pytest.raises(BadData, match=r"qrels\.tsv: no such file"):
+    with pytest.raises(BadData, match=r"qrels\.tsv: cannot be read: No such file"):
         find_tasks(tmp_path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData
-from models.rows import Pair, count_units, read_pairs, unit_spans
+from models.rows import Pair, count_units, read_lines, read_pairs, sample, unit_spans
 from models.training.rows import as_pairs, as_texts, crops_of, halves, sentences_of, without
 from models.training.stages import Data
 
@@ -52,6 +52,16 @@ def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path, line: str, wrong:
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + line + "\n")
     with pytest.raises(BadData, match=rf"pairs\.jsonl:2: .*{wrong}"):
+        list(read_pairs(path))
+
+
+def test_blank_lines_are_skipped_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
+    path, row = tmp_path / "pairs.jsonl", json.dumps(ROW)
+    path.write_text(f"\ufeff\n{row}\n \t\r\n{row}\n\n\n", encoding="utf-8")
+    assert [(line.text.strip(), line.number) for line in read_lines(path)] == [(row, 2), (row, 4)]
+    assert sample([path], 9, 0)[0] == len(list(read_pairs(path))) == 2
+    path.write_text(f"\n{row}\n\n{{\n")
+    with pytest.raises(BadData, match=r"pairs\.jsonl:4: not JSON"):
         list(read_pairs(path))
 
 
