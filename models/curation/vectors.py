@@ -42,8 +42,7 @@ class TextEncoder:
 
     def read(self, texts: Sequence[str], side: Side) -> Vectors:
         """Unit vectors (texts, dim) in float16 precision, so that a file of them holds all that was compared."""
-        prompt = self.opened.spec.instruction(side)
-        vectors = self.opened.encode([prompt + text for text in texts])
+        vectors = self.opened.read(texts, side, self.opened.spec.instruction(side))
         if not (np.isfinite(vectors).all() and vectors.any(axis=1).all()):
             raise BadEncoder(f"{self.place}: gave a vector that is zero or not finite; export or train it again")
         return vectors.astype(STORED).astype(np.float32)

@@ -52,6 +52,13 @@ class OpenEncoder:
         """The name and the dimensions of what a cache keeps."""
         return (self.fingerprint, self.spec.dim) if self.parts is None else (self.parts.fingerprint, self.parts.dim)
 
+    def read(self, texts: Sequence[str], side: Side, prompt: str) -> Vectors:
+        """Returns unit vectors (texts, dim) of texts with the prompt before each."""
+        prompted = [prompt + text for text in texts] if prompt else texts
+        if self.parts is None:
+            return self.encode(prompted)
+        return self.parts.join(self.parts.encode(prompted, prompt), side)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -59,7 +66,8 @@ class Parts:
 
     fingerprint: str
     dim: int
-    encode: Callable[[Sequence[str]], Vectors]
+    encode: Callable[[Sequence[str], str], Vectors]
+    """Takes texts and the prompt that they begin with, which the second encoder does not read."""
     join: Callable[[Vectors, Side], Vectors]
 
 
@@ -192,14 +200,19 @@ def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
             raise BadEncoder(f"{folder}: only two joined encoders have a {SHARE}; leave it out")
         return OpenEncoder(name, spec, encoder.fingerprint, None, lambda texts: encoder.encode(texts, Side.DOCUMENT))
     share = _share(options[SHARE]) if SHARE in options else None
-    both, other = partial(encoder.parts, side=Side.DOCUMENT), "" if share is None else f" share {share:g}"
-    parts = Parts(encoder.parts_fingerprint, encoder.parts_dim, both, partial(encoder.joined, share=share))
+    other = "" if share is None else f" share {share:g}"
+    parts = Parts(
+        fingerprint=encoder.parts_fingerprint,
+        dim=encoder.parts_dim,
+        encode=lambda texts, prompt: encoder.parts(texts, Side.DOCUMENT, prompt),
+        join=partial(encoder.joined, share=share),
+    )
     return OpenEncoder(
         name=name + other,
         spec=spec,
         fingerprint=encoder.fingerprint + other,
         parameters=None,
-        encode=lambda texts: parts.join(parts.encode(texts), Side.DOCUMENT),
+        encode=lambda texts: parts.join(parts.encode(texts, ""), Side.DOCUMENT),
         parts=parts,
     )
 

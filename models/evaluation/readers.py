@@ -53,17 +53,18 @@ class EncoderReader:
         return self.encoder.spec.dense_trust
 
     def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
-        prompts, cache = self._prompts(texts, side, task), self._cache if cached else None
-        vectors = self._encode(prompts) if cache is None else self._cached(prompts, cache)
+        prompt, cache = self._prompt(side, task), self._cache if cached else None
+        prompts = _prompted(prompt, texts)
+        vectors = self._encode(prompts, prompt) if cache is None else self._cached(prompts, prompt, cache)
         return vectors if self.encoder.parts is None else self.encoder.parts.join(vectors, side)
 
-    def _cached(self, prompts: Sequence[str], cache: VectorCache) -> Vectors:
+    def _cached(self, prompts: Sequence[str], prompt: str, cache: VectorCache) -> Vectors:
         vectors = np.empty((len(prompts), self.encoder.cached_as[1]), dtype=np.float32)
         if missing := cache.find(prompts, vectors):
             new = list(dict.fromkeys(prompts[row] for row in missing))
-            for rows in bulk_batches([size(prompt) for prompt in new], CHUNK_CHARACTERS):
+            for rows in bulk_batches([size(text) for text in new], CHUNK_CHARACTERS):
                 chunk = [new[row] for row in rows]
-                cache.add(chunk, self._encode(chunk))
+                cache.add(chunk, self._encode(chunk, prompt))
                 self._advance(sum(map(size, chunk)))
             cache.find(prompts, vectors)
         return vectors
@@ -71,18 +72,18 @@ class EncoderReader:
     def unread(self, tasks: Iterable[Task], sides: Collection[Side]) -> set[str]:
         """Returns what has yet to be encoded before the tasks can be judged, as the encoder will read it."""
         read = ((task, side, texts) for task in tasks for side, texts in task.texts() if side in sides)
-        prompts = {prompt for task, side, texts in read for prompt in self._prompts(texts, side, task)}
+        prompts = {text for task, side, texts in read for text in _prompted(self._prompt(side, task), texts)}
         return prompts if self._cache is None else set(self._cache.unknown(prompts))
 
-    def _prompts(self, texts: Sequence[str], side: Side, task: Task) -> Sequence[str]:
+    def _prompt(self, side: Side, task: Task) -> str:
         spec, stated = self.encoder.spec, task.instruction(side)
         given = spec.prompt(stated or "") if side is Side.QUERY else stated or ""
-        prompt = spec.instruction(side) if stated is None else given
-        return [prompt + text for text in texts] if prompt else texts
+        return spec.instruction(side) if stated is None else given
 
-    def _encode(self, prompts: Sequence[str]) -> Vectors:
+    def _encode(self, prompts: Sequence[str], prompt: str) -> Vectors:
         """Refuses a vector that is zero or not finite: it would rank at random, and would be kept."""
-        vectors = (self.encoder.parts or self.encoder).encode(prompts)
+        parts = self.encoder.parts
+        vectors = self.encoder.encode(prompts) if parts is None else parts.encode(prompts, prompt)
         if not (np.isfinite(vectors).all() and vectors.any(axis=1).all()):
             raise BadEncoder(
                 f"{self.encoder.name}: the encoder gave a vector that is zero or not finite; export or train it again"
@@ -144,6 +145,10 @@ def unit(vectors: Vectors) -> Vectors:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     rows: Vectors = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
     return rows
+
+
+def _prompted(prompt: str, texts: Sequence[str]) -> Sequence[str]:
+    return [prompt + text for text in texts] if prompt else texts
 
 
 def size(prompt: str) -> int:

@@ -42,13 +42,12 @@ class JoinedEncoder:
 
     def __init__(
         self, spec: EncoderSpec, fingerprint: str, first: PackedEncoder, second: PackedEncoder, matrix: Matrix,
-        hubs: Hubs | None, instructions: Sequence[str],
+        hubs: Hubs | None,
     ) -> None:  # fmt: skip
         assert spec.beside is not None
         self.spec, self.fingerprint = spec, fingerprint
         self._first, self._second, self._share = first, second, spec.beside.share
         self._matrix, self._hubs = matrix, hubs
-        self._instructions = [text for text in instructions if text]
         self.variant, self.tokenizer, self.bulk_texts = first.variant, first.tokenizer, first.bulk_texts
 
     @classmethod
@@ -69,19 +68,19 @@ class JoinedEncoder:
         second = PackedEncoder.load(folder / BESIDE, small, **options)  # type: ignore[arg-type]
         files = (*weight_files(folder), JOIN_FILE, f"{BESIDE}/{SPEC_FILE}")
         fingerprint = own.fingerprint(*files, computed=first.fingerprint)
-        return cls(
-            spec, fingerprint, first, second, matrix, Hubs.read(tensors), [own.instruction(side) for side in Side]
-        )
+        return cls(spec, fingerprint, first, second, matrix, Hubs.read(tensors))
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Returns unit vectors (texts, dim) in the order given."""
         return self.joined(self.parts(texts, side), side)
 
-    def parts(self, texts: Sequence[str], side: Side) -> Vectors:
-        """Returns the unit vectors of both encoders in one row (texts, dimensions of both)."""
-        return np.hstack(
-            [self._first.encode(texts, side), self._second.encode([self._bare(text) for text in texts], side)]
-        )
+    def parts(self, texts: Sequence[str], side: Side, prompt: str = "") -> Vectors:
+        """Returns the unit vectors of both encoders in one row (texts, dimensions of both).
+
+        The second encoder reads no instruction: it leaves out the prompt, with which all texts then begin.
+        """
+        bare = [text.removeprefix(prompt) for text in texts] if prompt else texts
+        return np.hstack([self._first.encode(texts, side), self._second.encode(bare, side)])
 
     def joined(self, parts: Vectors, side: Side, share: float | None = None) -> Vectors:
         """Returns unit vectors (texts, dim) of `parts`, with another share of the second encoder if one is given."""
@@ -97,10 +96,6 @@ class JoinedEncoder:
     def parts_fingerprint(self) -> str:
         """Identifies the function that computes `parts`, which depends on neither the share nor the matrix."""
         return f"{self._first.fingerprint}-{self._second.fingerprint}"
-
-    def _bare(self, text: str) -> str:
-        """Returns the text as the second encoder reads it: an evaluation puts the first one's instruction before it."""
-        return next((text.removeprefix(each) for each in self._instructions if text.startswith(each)), text)
 
 
 def alone(spec: EncoderSpec) -> EncoderSpec:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from models.training.run import train
 from models.training.shapes import check
 from models.training.texts import Texts
 from models.training.vectors import Reader, fit_projection, read_once
-from tests.support.toy_training import DOCUMENTS, ONE, toy_encoder, write_start
+from tests.support.toy_training import DOCUMENTS, ONE, QUERIES, toy_encoder, write_start
 
 Make = Callable[..., Recipe]
 TEXTS = Texts(Side.DOCUMENT, DOCUMENTS)
@@ -90,7 +91,23 @@ def test_a_run_reads_writes_and_serves_the_same_joined_vectors(recipe: Recipe, t
     assert isinstance(opened, JoinedEncoder)
     np.testing.assert_allclose(opened.encode(DOCUMENTS, Side.DOCUMENT), kept, atol=2e-3)
     judged = open_encoder(f"{tmp_path / 'joined'},precision=fp32")
-    np.testing.assert_allclose(judged.encode([f"read: {text}" for text in DOCUMENTS]), kept, atol=2e-3)
+    np.testing.assert_allclose(judged.read(DOCUMENTS, Side.DOCUMENT, "read: "), kept, atol=2e-3)
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "not cached"])
+def test_the_second_encoder_does_not_read_the_instruction_of_a_task(
+    recipe: Recipe, tmp_path: Path, cached: bool
+) -> None:
+    store = EncoderStore(recipe, tmp_path / "run", ONE)
+    read_once("joined", TEXTS, store, tmp_path)
+    store.copy("joined", tmp_path / "joined")
+    second = TorchEncoder.load(tmp_path / "joined" / BESIDE).encode(QUERIES, Side.DOCUMENT)
+    options = LineupOptions(encoders=[f"{tmp_path / 'joined'},precision=fp32"], bm25=False, hybrid=False)
+    task = replace(plain_task("toy", RetrievalSet("toy", [], [], [], [], {}), Kind.RETRIEVAL), query_instruction="找")
+    with ExitStack() as stack:
+        (system,) = Lineup(options, tmp_path / "cache", stack, lambda count: None).dense
+        found = system.reader.read(QUERIES, Side.QUERY, task, cached=cached)
+    np.testing.assert_allclose(found[:, 64:] / np.sqrt(SHARE), second, atol=2e-3)
 
 
 def test_an_evaluation_tries_other_shares_and_reads_once(recipe: Recipe, tmp_path: Path) -> None:
