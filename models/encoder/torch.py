@@ -6,6 +6,7 @@ Texts are padded on the right.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -44,6 +45,7 @@ ADAPTER_FOLDER = "adapter"
 # In an adapter's folder: which weights it was trained on.
 BASE_FILE = "base.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LAYER = re.compile(r"\.\d+\.")
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", f"{ADAPTER_FOLDER}/adapter_*.*")
 
 
@@ -273,7 +275,8 @@ def load_model(
 ) -> PreTrainedModel:  # fmt: skip
     """Loads a model of one of transformers' Auto classes, with the options in `off` set to false.
 
-    No weight may be missing but those whose names begin with `new`; if `strict`, none may be left over.
+    No weight may be missing but those whose names begin with `new`. No layer may be left over, and if `strict`, no
+    weight at all.
     """
     # No bars and no warnings: weights that do not fit are our own errors.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -296,6 +299,10 @@ def load_model(
     if wrong:
         some = ", ".join(sorted(wrong)[:3])
         raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
+    own = tuple({_LAYER.sub(".#.", name) for name in model.state_dict() if _LAYER.search(name)})
+    if more := [name for name in sorted(report["unexpected_keys"]) if _LAYER.sub(".#.", name).endswith(own)]:
+        stated = f"the weights have more layers than {CONFIG_FILE} says ({more[0]})"
+        raise BadEncoder(f"{folder}: {stated}; fetch both files again, from one checkpoint")
     found: PreTrainedModel = model
     return found
 

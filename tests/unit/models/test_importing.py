@@ -509,6 +509,17 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         import_encoder(str(source), tmp_path / "out", ImportOptions(pooling=OurPooling.CLS))
 
 
+@pytest.mark.parametrize("architecture", ["bert", "qwen3"])
+def test_weights_with_more_layers_than_the_configuration_are_refused(architecture: str, tmp_path: Path) -> None:
+    folder = plain(tmp_path / "published", architecture)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"num_hidden_layers": 1}
+    path.write_text(json.dumps({key: value for key, value in config.items() if key != "layer_types"}))
+    with pytest.raises(BadEncoder, match=r"more layers than config\.json says \(.*layers?\.1\..*; fetch both"):
+        import_encoder(str(folder), tmp_path / "own", ImportOptions(pooling=OurPooling.MEAN))
+    assert not (tmp_path / "own").exists()
+
+
 def test_vectors_of_zeros_are_refused(tmp_path: Path) -> None:
     source = plain(tmp_path / "source")
     encoder = tiny_encoder("bert")
