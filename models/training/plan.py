@@ -23,7 +23,7 @@ from models.rows import Pair, count_units, sample
 from models.training.batches import batches_of, steps_of
 from models.training.encoders import describe
 from models.training.recipe import Encoder, Recipe
-from models.training.rows import as_pairs, as_texts
+from models.training.rows import as_pairs, as_texts, sampled
 from models.training.shapes import bare_model, check, is_decoder, shape_of
 from models.training.sources import MISSING, missing, weights
 from models.training.stages import (
@@ -243,6 +243,9 @@ def sizes_of(
     if not all(path.is_file() for path in files):
         return None
     rows, drawn = _sampled(files, seed)
+    there = {"*", *(pair.source for pair in drawn)}
+    halved = {source: share for source, share in data.halves.items() if source in there}
+    drawn = list(sampled(drawn, {}, halved, seed))
     if data.view == "texts":
         texts = as_texts(drawn, data, seed)
         pairs = [(source, text, text) for text, source in texts]

@@ -41,6 +41,9 @@ class Data(Section):
     """Random spans of a document added for each row, by source ("*": all others): as queries for it, or as texts."""
     crop_units: Units = CROP_UNITS
     """How short and how long such a span may be."""
+    halves: dict[str, Share] = {}
+    """Share of the rows, by source ("*": all others), in which a part of the document asks for the rest, instead of the
+    query."""
     negatives: Count = 0
     """Hard negatives drawn for each pair."""
     weights: dict[str, Weight] = {}

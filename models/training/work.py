@@ -17,7 +17,7 @@ from models.rows import read_all
 from models.training.batches import BatchDealer, steps_of
 from models.training.encoders import EncoderStore
 from models.training.ranks import Ranks
-from models.training.rows import as_pairs, as_texts, without
+from models.training.rows import as_pairs, as_texts, sampled, without
 from models.training.stages import Data, TrainedStage, trained_by
 from models.training.tables import PairTable, shared
 
@@ -72,6 +72,7 @@ def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ra
 
     def build() -> PairTable:
         rows = without(Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files)), data.without)
+        rows = sampled(rows, {}, data.halves, seed)
         if data.view == "texts":
             return PairTable.of_texts(as_texts(rows, data, seed), folder)
         return PairTable.of_pairs(as_pairs(rows, data.crops, seed, data.crop_units), folder=folder)

@@ -169,3 +169,17 @@ def test_an_ablation_of_bmretriever_changes_what_its_name_says() -> None:
         }
     assert stage(found("tenth-tuning"), "instruct").epochs == 0.1
     assert files_of(found("tenth-pretraining").stages["pretrain"]) == ["data/biomedical/tenth.jsonl"]
+    assert stage(found("crops"), "pretrain").data == stage(whole, "pretrain").data.model_copy(
+        update={"halves": {"*": 1}}
+    )
+    bare = found("without-instructions")
+    assert stage(bare, "pretrain") == stage(whole, "pretrain")
+    assert (stage(bare, "instruct").query, stage(bare, "instruct").train) == ("plain", ["plain"])
+    changed = {
+        "start": None,
+        "instruction": None,
+        "copy_of": "both",
+        "query_instruction": "",
+        "document_instruction": "",
+    }
+    assert bare.encoders["plain"] == whole.encoders["both"].model_copy(update=changed)

@@ -11,6 +11,8 @@ from models.errors import BadData
 from models.rows import Pair, count_units, read_lines, read_pairs, sample, unit_spans
 from models.training.rows import as_pairs, as_texts, crops_of, halves, sentences_of, without
 from models.training.stages import Data
+from models.training.work import read_table
+from tests.support.toy_training import ONE, write_rows
 
 ROW = {"query": "问", "pos": ["答"], "source": "s"}
 TEXT = "感冒由病毒引起。多喝水，多休息。体温超过三十八度五再吃退烧药。Most colds end within ten days."
@@ -170,3 +172,15 @@ def test_a_row_has_the_same_crops_whatever_rows_come_before_it() -> None:
     assert [text for text, _ in as_texts(rows, data, 8)] != alone
     pairs = [pair for row in rows for pair in as_pairs([row], data.crops, 7)]
     assert list(as_pairs(rows, data.crops, 7)) == pairs
+
+
+def test_a_part_of_a_document_asks_for_the_rest_in_a_share_of_the_rows(tmp_path: Path) -> None:
+    documents = [{"title": f"题{n}", "text": f"{n} {TEXT}", "source": "ab"[n % 2]} for n in range(40)]
+    files = [write_rows(tmp_path / "rows.jsonl", documents)]
+    for share, least, most in ((0.0, 0, 0), (0.5, 4, 16), (1.0, 20, 20)):
+        table = read_table(files, Data(files=["x"], halves={"a": share}), 0, tmp_path / "texts", ONE)
+        asked = {name: [table.queries.texts[row] for row in table.query[rows]] for name, rows in table.sources.items()}
+        assert least <= sum(not query.startswith("题") for query in asked["a"]) <= most
+        assert sorted(asked["b"]) == sorted(f"题{n}" for n in range(1, 40, 2))
+    with pytest.raises(BadData, match="halves: no row is of c; the files have a, b"):
+        read_table(files, Data(files=["x"], halves={"c": 1.0}), 0, tmp_path / "texts", ONE)
