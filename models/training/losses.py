@@ -184,7 +184,9 @@ class Objective(nn.Module):
     def temperature(self) -> float | Tensor:
         if self.log_temperature is None:
             return self._settings.temperature
-        return self.log_temperature.exp().clamp_min(COLDEST)
+        with torch.no_grad():  # the weight itself: a clamped value would have no gradient, and never rise again
+            self.log_temperature.clamp_(min=math.log(COLDEST))
+        return self.log_temperature.exp()
 
     def forward(self, batch: Contrasted) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, and each term of it before its weight."""

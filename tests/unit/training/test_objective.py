@@ -61,6 +61,9 @@ def test_a_learned_temperature_has_a_gradient_and_a_floor() -> None:
     with torch.no_grad():
         own.log_temperature.fill_(-20.0)
     assert float(torch.as_tensor(own.temperature).detach()) == pytest.approx(0.005)
+    own.zero_grad()
+    own(batch())[0].backward()
+    assert own.log_temperature.grad.abs() > 0, "it can rise again"
 
 
 def test_known_answers_and_documents_preferred_by_the_teacher_are_no_negatives() -> None:
