@@ -14,7 +14,7 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,13 @@ def read(files: Sequence[Path]) -> Iterator[Row]:
             raise BadData(f"{line.where}: {parsed}; correct or remove the line")
         row, pair = parsed
         yield row | {"source": pair.source}, pair
+
+
+def check_groups(groups: Mapping[str, Sequence[str]], there: Collection[str]) -> None:
+    """Refuses a group with a source that no row is of: its set would lack it, or not be written."""
+    for group, sources in groups.items():
+        if missing := [source for source in sources if source not in there]:
+            raise BadData(f"--group {group}: no row is of {', '.join(missing)}; there are {', '.join(sorted(there))}")
 
 
 def hold_out(
@@ -121,15 +128,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = "one set of these sources, in place of all bundled groups; repeatable"
     parser.add_argument("--group", type=_group, action="append", metavar="NAME=SOURCE,…", help=text)
     options = parser.parse_args(arguments)
-    files = sorted(options.source.glob("*.jsonl*"))
+    # Not the reports that care curate writes beside its rows.
+    files = sorted(path for ending in ("", ".gz", ".xz") for path in options.source.glob(f"*.jsonl{ending}"))
     if not files:
         parser.error(f"{options.source} holds no *.jsonl files")
-    options.out.mkdir(parents=True, exist_ok=True)
     try:
-        groups = dict(options.group) if options.group else GROUPS
-        hold_out(list(read(files)), options.out, options.queries, options.documents, groups)
+        rows, groups = list(read(files)), dict(options.group or ())
+        check_groups(groups, {pair.source for _, pair in rows})
+        options.out.mkdir(parents=True, exist_ok=True)
+        hold_out(rows, options.out, options.queries, options.documents, groups or GROUPS)
     except CareError as error:
         sys.exit(f"holdout: {error}")
+    except OSError as error:
+        sys.exit(f"holdout: {options.out}: {error.strerror}; name a folder that can be written")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def test_sets_of_other_sources_take_the_place_of_the_bundled_groups(tmp_path: Pa
     (tmp_path / "train").mkdir()
     write_lines(tmp_path / "train/mine.jsonl", [{"query": f"q{n}", "pos": [f"d{n}"]} for n in range(9)])
     write_lines(tmp_path / "train/tcm.jsonl", [row for row, _ in ROWS])
-    holdout.main([str(tmp_path / "train"), str(tmp_path / "out"), "--queries", "4", "--group", "my-pairs=mine,other"])
+    write_lines(tmp_path / "train/tcm.jsonl.report.json", [{"run": "of care curate"}])
+    holdout.main([str(tmp_path / "train"), str(tmp_path / "out"), "--queries", "4", "--group", "my-pairs=mine"])
     held = load_retrieval(tmp_path / "out/my-pairs")
     assert (len(held.queries), len(held.documents)) == (4, 9)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["my-pairs", "pairs.jsonl"]
@@ -87,6 +88,15 @@ def test_a_group_that_names_no_folder_or_no_source_is_refused(
     with pytest.raises(SystemExit):
         holdout.main([str(tmp_path), str(tmp_path / "out"), "--group", group])
     assert "is not NAME=SOURCE,SOURCE" in capsys.readouterr().err
+
+
+def test_a_group_of_an_unknown_source_and_an_out_that_is_a_file_are_refused(tmp_path: Path) -> None:
+    write_lines(tmp_path / "mine.jsonl", [{"query": "q", "pos": ["d"], "source": source} for source in "ab"])
+    with pytest.raises(SystemExit, match=r"^holdout: --group g: no row is of typo; there are a, b$"):
+        holdout.main([str(tmp_path), str(tmp_path / "out"), "--group", "g=a,typo"])
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match=r"^holdout: .*mine\.jsonl: File exists; name a folder that can be written$"):
+        holdout.main([str(tmp_path), str(tmp_path / "mine.jsonl"), "--group", "g=a"])
 
 
 def test_a_bad_row_is_named(tmp_path: Path) -> None:
