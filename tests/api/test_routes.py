@@ -26,7 +26,7 @@ async def test_get_returns_the_whole_document(client: httpx.AsyncClient, built: 
 
 
 async def test_an_id_may_look_like_a_path(client: httpx.AsyncClient) -> None:
-    for strange in ("a/b", "..%2f..%2fetc", "%00", "%ff", "a-6%20"):
+    for strange in ("a/b", "..%2f..%2fetc", "%00", "a-6%20"):
         assert (await client.get(f"/v1/documents/{strange}")).json()["error"]["code"] == "not_found"
 
 

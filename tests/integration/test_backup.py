@@ -265,7 +265,8 @@ def test_a_damaged_block_of_a_large_bzip2_file_is_named_as_damage(tmp_path: Path
         tar.add(keys, "keys")
     data = file.read_bytes()
     file.write_bytes(data[:-20_000] + b"damaged" + data[-19_993:])
-    with pytest.raises(BadBackup, match=r"not a complete backup .*; take another one"):
+    # Its checksum stands behind the block: tarfile meets either that or nonsense in place of a header.
+    with pytest.raises(BadBackup, match=r"(not a complete backup|not complete or was altered).*; take another"):
         restore_backup(file, tmp_path / "restored")
 
 
