@@ -5,7 +5,7 @@ The graph holds everything: transformer, pooling, truncation and norm, or transf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,6 @@ Scores = NDArray[np.float32]
 BULK_TOKENS = 4096
 # On two cores about ten seconds of a small encoder's work.
 BULK_TEXTS = 1024
-# The padding token of BERT is 0, that of XLM-R 1, and XLM-R counts the positions of other tokens alone.
-NO_PADDING = 2
 # On a CPU its fused kernel takes five to nine times as long as the addition and the norm that it replaces.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
 
@@ -53,7 +51,7 @@ class OnnxEncoder(TextReader):
         session = open_session(verify_graph(folder, chosen.filename, spec), device, threads)
         tokenizer = open_tokenizer(folder, spec)
         encoder = cls(spec, chosen, tokenizer, session)
-        width = _run_longest(encoder.encode_tokens, folder, chosen, spec).shape[1]
+        width = encoder.encode_tokens([tokenizer("")]).shape[1]
         if width != spec.dim:
             raise BadEncoder(f"{folder}: {chosen.filename} gives {width} dimensions, encoder.json says {spec.dim}")
         return encoder
@@ -102,9 +100,7 @@ class OnnxReranker(PairReader):
         spec = RerankerSpec.load(folder)
         chosen = variant or best_variant(folder, device)
         session = open_session(verify_graph(folder, chosen.filename, spec), device, threads)
-        reranker = cls(folder.resolve().name, spec, chosen, open_pair_tokenizer(folder, spec), session)
-        _run_longest(reranker.score_tokens, folder, chosen, spec)
-        return reranker
+        return cls(folder.resolve().name, spec, chosen, open_pair_tokenizer(folder, spec), session)
 
     def score_tokens(self, batch: Sequence[Tokens]) -> Scores:
         """Returns scores of one batch of pairs, in the order given."""
@@ -139,18 +135,6 @@ def open_session(graph: Path, device: str, threads: int) -> ort.InferenceSession
         return ort.InferenceSession(str(graph), options, providers=[provider], disabled_optimizers=slow)
     except Exception as error:  # ONNX Runtime's own exceptions have no common class
         raise BadEncoder(f"{graph}: ONNX Runtime cannot open it; export the encoder again") from error
-
-
-def _run_longest(
-    run: Callable[[Sequence[Tokens]], NDArray[np.float32]], folder: Path, variant: Variant,
-    spec: EncoderSpec | RerankerSpec,
-) -> NDArray[np.float32]:  # fmt: skip
-    """Returns what a graph makes of the longest text. One with fewer positions fails here, not at a long query."""
-    try:
-        return run([Tokens([NO_PADDING] * spec.max_length, truncated=False)])
-    except Exception as error:  # ONNX Runtime's own exceptions have no common class
-        tokens = f"{spec.max_length} tokens (max_length in {spec.file})"
-        raise BadEncoder(f"{folder}: {variant.filename} cannot read {tokens}; restore the exported number") from error
 
 
 def bulk_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -1,8 +1,6 @@
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,16 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.encoder.onnx import OnnxEncoder, bulk_batches
-from models.encoder.spec import EncoderSpec, Pooling, Side, Variant, sha256_of
+from models.encoder.spec import EncoderSpec, Side, Variant, sha256_of
 from models.errors import BadEncoder
-from models.export.parity import FLOORS
-from models.export.pipeline import Backend, export
-from tests.support.tiny_models import MAX_LENGTH, write_checkpoint
 
 BUNDLED = Path("models/pretrained/care-small-zh")
 TEXTS = ["高血压吃什么药", "What lowers blood pressure?", "糖" * 700, "", "布洛芬"]
-# Random weights of two layers lose more in int8 than trained ones.
-NO_FLOORS = {each: replace(floor, cosine=0.0, worst_cosine=-1.0, top10_overlap=0.0) for each, floor in FLOORS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +72,6 @@ def test_a_graph_of_another_width_is_refused(tmp_path: Path) -> None:
     EncoderSpec.load(folder).model_copy(update={"dim": 100}).save(folder)
     with pytest.raises(BadEncoder, match="512 dimensions"):
         OnnxEncoder.load(folder)
-
-
-@pytest.mark.parametrize("variant", Variant)
-def test_more_tokens_than_the_graph_has_positions_are_refused(tmp_path: Path, variant: Variant) -> None:
-    write_checkpoint(tmp_path / "checkpoint", "bert")
-    given: dict[str, Any] = {"pooling": Pooling.CLS, "space": "s", "variants": [variant], "floors": NO_FLOORS}
-    folder = export(tmp_path / "checkpoint", tmp_path / "encoder", backend=Backend.TORCH, **given).folder
-    spec = OnnxEncoder.load(folder, variant).spec
-    assert spec.max_length == MAX_LENGTH
-    spec.model_copy(update={"max_length": MAX_LENGTH + 1}).save(folder)
-    with pytest.raises(BadEncoder, match=rf"cannot read {MAX_LENGTH + 1} tokens \(max_length in encoder\.json\)"):
-        OnnxEncoder.load(folder, variant)
 
 
 def test_the_error_for_a_folder_without_a_graph_says_how_to_get_one(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from models.export.reranker import FLOORS, Floor, export_reranker
 from models.importing.checkpoint import import_encoder
 from models.importing.options import ImportOptions
 from models.importing.reranker import ImportedReranker
-from tests.support.tiny_models import MAX_LENGTH, write_checkpoint, write_cross_encoder
+from tests.support.tiny_models import write_checkpoint, write_cross_encoder
 
 ARCHITECTURES = ("bert", "xlm-roberta")
 
@@ -68,16 +68,6 @@ def test_a_reader_without_weights_has_the_same_fingerprint(tmp_path: Path) -> No
     assert reader.tokenizer.pairs("痛", ["发烧"]) == reranker.tokenizer.pairs("痛", ["发烧"])
     other = RerankerSpec.load(folder).model_copy(update={"max_length": 40})
     assert other.fingerprint(Variant.FP32.filename) != reader.fingerprint
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_more_tokens_than_the_graph_has_positions_are_refused(tmp_path: Path, architecture: str) -> None:
-    folder = export_reranker(imported(tmp_path, architecture), tmp_path / "served", variants=[Variant.FP32]).folder
-    spec = OnnxReranker.load(folder).spec
-    assert spec.max_length == MAX_LENGTH
-    spec.model_copy(update={"max_length": MAX_LENGTH + 1}).save(folder)
-    with pytest.raises(BadEncoder, match=rf"cannot read {MAX_LENGTH + 1} tokens \(max_length in reranker\.json\)"):
-        OnnxReranker.load(folder)
 
 
 def test_an_altered_file_is_refused(tmp_path: Path) -> None:
