@@ -136,7 +136,10 @@ def _import_one(
         raise BadEncoder(f"{source}: gives vectors that are not finite: its weights hold infinite numbers, or overflow")
     if not all(vectors.any(axis=1).all() for vectors in found.values()):
         raise BadEncoder(f"{source}: gives vectors of zeros; fetch the checkpoint again, with its weights")
-    reference, expected = _reference(source, spec, distinct)
+    try:
+        reference, expected = _reference(source, spec, distinct)
+    except IndexError as error:
+        raise _other_tokens(source) from error
     cosines = np.concatenate([row_cosines(found[side], expected[side]) for side in distinct])
     mean, worst = float(cosines.mean()), float(cosines.min())
     # Written so that NaN, which compares false with everything, is refused too.
@@ -282,6 +285,8 @@ def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
     """Encodes by transformers' own tokenizer and model, one text at a time, with a second pooling for the check."""
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     model = AutoModel.from_pretrained(source, local_files_only=True, dtype=torch.float32, config=read_config(source))
+    if spec.pooling is Pooling.EOS and tokenizer.eos_token_id is None:
+        raise _other_tokens(source)
     rows = []
     for text in CHECK_TEXTS:
         ids = tokenizer(prompt + text, truncation=True, max_length=spec.max_length)["input_ids"]
@@ -291,6 +296,13 @@ def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
         pooled = {Pooling.CLS: states[0], Pooling.EOS: states[-1], Pooling.MEAN: states.mean(dim=0)}[spec.pooling]
         rows.append(pooled[: spec.dim].numpy())
     return np.stack(rows)
+
+
+def _other_tokens(source: Path) -> BadEncoder:
+    return BadEncoder(
+        f"{source}: transformers' tokenizer for this folder has tokens that the model lacks, or no eos_token; fetch "
+        "tokenizer_config.json of the checkpoint, which names the tokenizer's class and its special tokens"
+    )
 
 
 def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:

@@ -378,6 +378,19 @@ def test_a_failed_import_gives_advice(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("stated", [None, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}])
+def test_a_decoder_whose_special_tokens_are_not_stated_is_refused(stated: object, tmp_path: Path) -> None:
+    # Without a file transformers takes Qwen2's tokenizer, whose end of text is added behind the model's tokens.
+    settings = plain(tmp_path / "source", "qwen3") / "tokenizer_config.json"
+    if stated is None:
+        settings.unlink()
+    else:
+        settings.write_text(json.dumps(stated))
+    with pytest.raises(BadEncoder, match=r"tokens that the model lacks, or no eos_token; fetch tokenizer_config\.json"):
+        import_encoder(str(tmp_path / "source"), tmp_path / "out", ImportOptions())
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_imports_shows_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "two"):
         source = str(plain(tmp_path / name))
