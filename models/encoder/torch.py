@@ -319,6 +319,19 @@ def merge_adapter(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     return merged
 
 
+def keep_layers(backbone: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """Keeps only the first layers of a transformer, and returns it."""
+    config = backbone.config
+    for parent in backbone.modules():
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
+                setattr(parent, name, child[:layers])
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return backbone
+
+
 def published_dtype(config: PretrainedConfig) -> torch.dtype:
     """Returns the numbers in which the checkpoint was published."""
     stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")

@@ -47,6 +47,7 @@ from models.encoder.torch import (
     PROJECTION_FILE,
     Projection,
     TorchEncoder,
+    keep_layers,
     merge_adapter,
     published_dtype,
     weights_digest,
@@ -150,10 +151,7 @@ def _import_one(
             "and that the folder has all files of the tokenizer"
         )
     if options.adapter is not None:
-        named = (options.adapter / BASE_FILE).is_file()  # older adapters do not name their base
-        # Of the source: what is staged may be rounded to the type that the checkpoint states.
-        digest = weights_digest(TorchEncoder.load(source, spec).backbone) if named else ""
-        _adapt(staged, options.adapter, options, digest)
+        encoder = _adapt(source, spec, staged, options.adapter, options)
     return Imported(
         folder=final,
         spec=EncoderSpec.load(staged),
@@ -167,8 +165,8 @@ def _import_one(
     )
 
 
-def _adapt(staged: Path, adapter: Path, options: ImportOptions, digest: str) -> None:
-    """Turns the imported checkpoint, whose weights have this digest, into the encoder that was trained from it."""
+def _adapt(source: Path, spec: EncoderSpec, staged: Path, adapter: Path, options: ImportOptions) -> TorchEncoder:
+    """Turns the imported checkpoint into the encoder that was trained from it, without the one beside it."""
     own = EncoderSpec.load(adapter)
     # Older adapters have no checksums. Where there are some, a file without one is not the adapter's.
     used = {path.name for path in adapter.glob("*.safetensors")} | {"adapter_config.json"} if own.checksums else set()
@@ -182,19 +180,22 @@ def _adapt(staged: Path, adapter: Path, options: ImportOptions, digest: str) -> 
     if (own.beside is None) != (options.beside is None):
         two = "by two encoders: name the second one with --beside (see its card), or another --space for one alone"
         raise BadEncoder(f"{adapter}: documents are read {two if own.beside else 'by one encoder: leave --beside out'}")
-    base = TorchEncoder.load(staged)
-    if own.architecture != base.spec.architecture:
-        raise BadEncoder(f"{adapter} was trained from a {own.architecture}, not from a {base.spec.architecture}")
-    needed = read_object(adapter / BASE_FILE)
-    if needed is not None and needed["sha256"] != digest:
+    if own.architecture != spec.architecture:
+        raise BadEncoder(f"{adapter} was trained from a {own.architecture}, not from a {spec.architecture}")
+    needed = read_object(adapter / BASE_FILE) or {}  # older adapters do not name their base
+    layers = needed.get("layers", read_config(source).num_hidden_layers)
+    # Of the source: what is staged may be rounded to the type that the checkpoint states.
+    if needed and needed["sha256"] != weights_digest(keep_layers(TorchEncoder.load(source, spec).backbone, layers)):
         raise BadEncoder(
             f"{adapter} was trained on other weights than these: it needs those of {needed['name']}; if a stage of "
             "care train wrote them, take the encoder that lies beside the adapter, where both are merged"
         )
+    base = TorchEncoder.load(staged)
+    backbone = merge_adapter(keep_layers(base.backbone, layers), adapter)
     path = adapter / PROJECTION_FILE
     projection = Projection.load(path, torch.float32) if path.is_file() else base.projection
     shutil.rmtree(staged)
-    merged = TorchEncoder(merge_adapter(base.backbone, adapter), joined.alone(own), base.tokenizer_json, projection)
+    merged = TorchEncoder(backbone, joined.alone(own), base.tokenizer_json, projection)
     nn.Module.to(merged.backbone, DTYPES[options.dtype or "float32"])
     merged.save(staged)
     if own.beside is not None:
@@ -208,6 +209,7 @@ def _adapt(staged: Path, adapter: Path, options: ImportOptions, digest: str) -> 
         if hubs is not None:
             kept |= hubs.cut(own.dim).tensors()
         _put_beside(staged, str(options.beside), kept, own)
+    return merged
 
 
 def _damaged(adapter: Path, name: str) -> BadEncoder:

@@ -32,10 +32,10 @@ def add_adapters(encoder: Adaptable, lora: Lora) -> None:
         raise BadEncoder(f"lora.targets: {targets} are not layers of the backbone; it has {known}") from error
 
 
-def save_adapter(encoder: Adaptable, folder: Path, base: Mapping[str, str]) -> None:
+def save_adapter(encoder: Adaptable, folder: Path, base: Mapping[str, object]) -> None:
     """Writes the adapters as peft does; for care encoder import also the projection and how an encoder is used.
 
-    `base` is the name of the weights that the adapters were trained on, and their digest.
+    `base` is the name of the weights that the adapters were trained on, their digest and their number of layers.
     """
     encoder.backbone.save_pretrained(folder)
     path = folder / "adapter_config.json"

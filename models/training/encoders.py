@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 
 from models.encoder.folder import infer_spec, read_config
 from models.encoder.gguf import unpack_gguf
@@ -33,7 +33,7 @@ from models.encoder.spec import (
     Side,
     sha256_of,
 )
-from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, not_finite, weights_digest
+from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, keep_layers, not_finite, weights_digest
 from models.encoder.torch_generator import TorchGenerator
 from models.encoder.torch_reranker import TorchReranker
 from models.errors import BadEncoder
@@ -202,7 +202,11 @@ class EncoderStore:
             # Merged in float32: a later stage merges into these weights again, and rounding would add up.
             plain = self._load(name, torch.float32)
             # No whole path: it is of this machine.
-            base = {"name": "/".join(self.folder(name).parts[-2:]), "sha256": weights_digest(plain.backbone)}
+            base = {
+                "name": "/".join(self.folder(name).parts[-2:]),
+                "sha256": weights_digest(plain.backbone),
+                "layers": plain.backbone.config.num_hidden_layers,
+            }
             add_adapters(plain, lora)
             restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
             plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
@@ -302,18 +306,6 @@ def _require_sound(name: str, encoder: Trainable) -> None:
         wrong = None if np.isfinite(encoder.encode(CHECK_TEXTS[:1], Side.QUERY)).all() else "a vector"
     if wrong is not None:
         raise BadEncoder(f"{name}: {wrong} is not finite after training: try a lower learning rate, in another --out")
-
-
-def keep_layers(backbone: PreTrainedModel, layers: int) -> None:
-    """Keeps only the first layers of a transformer."""
-    config = backbone.config
-    for parent in backbone.modules():
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
-                setattr(parent, name, child[:layers])
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
 
 
 def set_dropout(backbone: nn.Module, share: float) -> None:

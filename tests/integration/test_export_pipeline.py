@@ -13,14 +13,13 @@ import torch
 from models.encoder.folder import infer_spec
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import POOLINGS, EncoderSpec, Pooling, Side, Variant
-from models.encoder.torch import TorchEncoder
+from models.encoder.torch import TorchEncoder, keep_layers
 from models.errors import BadEncoder, ExportError, ParityError
 from models.export import pipeline
 from models.export.backbone import export_backbone
 from models.export.command import add_arguments, run
 from models.export.parity import CHECK_TEXTS, FLOORS, Floor
 from models.export.pipeline import Backend, export
-from models.training.encoders import keep_layers
 from tests.support.tiny_models import (
     ARCHITECTURES,
     tiny_encoder,

@@ -13,6 +13,8 @@ from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import EncoderSpec, Side, sha256_of
 from models.encoder.torch import TorchEncoder, weight_files, weights_digest
 from models.errors import BadEncoder
+from models.importing.checkpoint import import_encoder
+from models.importing.options import ImportOptions
 from models.training.adapters import blend, trained_weights
 from models.training.encoders import EncoderStore, set_dropout
 from models.training.int8 import Int8Linear
@@ -79,7 +81,8 @@ def test_saved_adapters_turn_the_start_into_the_trained_encoder(tmp_path: Path, 
     own.write("document", encoder, tmp_path / "kept")
     assert '"base_model_name_or_path": null' in (tmp_path / "kept-adapter/adapter_config.json").read_text()
     base = json.loads((tmp_path / "kept-adapter/base.json").read_text())
-    assert base == {"name": "/".join(own.folder("document").parts[-2:]), "sha256": weights_digest(start.backbone)}
+    name = "/".join(own.folder("document").parts[-2:])
+    assert base == {"name": name, "sha256": weights_digest(start.backbone), "layers": 2}
     start.save(tmp_path / "start")
     (tmp_path / "kept-adapter").rename(tmp_path / "start/adapter")
     spec = EncoderSpec.load(tmp_path / "start")
@@ -87,6 +90,21 @@ def test_saved_adapters_turn_the_start_into_the_trained_encoder(tmp_path: Path, 
     spec.model_copy(update={"checksums": spec.checksums | sums}).save(tmp_path / "start")
     expected = encoded(TorchEncoder.load(tmp_path / "kept"))
     torch.testing.assert_close(encoded(TorchEncoder.load(tmp_path / "start")), expected, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_of_the_first_layers_is_imported(tmp_path: Path, toy_recipe: Make) -> None:
+    own = open_store(toy_recipe(), tmp_path, lora={"rank": 4, "alpha": 8}, layers=1)
+    encoder = own.open("document", trained=True)
+    step(encoder)
+    own.write("document", encoder, tmp_path / "kept")
+    (own.folder("document") / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "[SEP]"})
+    )
+    options = ImportOptions(adapter=tmp_path / "kept-adapter")
+    (made,) = import_encoder(str(own.folder("document")), tmp_path / "out", options)  # type: ignore[misc]
+    kept, found = TorchEncoder.load(tmp_path / "kept"), TorchEncoder.load(tmp_path / "out")
+    torch.testing.assert_close(encoded(found), encoded(kept), rtol=0, atol=1e-5)
+    assert made.parameters == sum(weight.numel() for weight in kept.parameters())
 
 
 @pytest.mark.parametrize(("architecture", "settings"), [
