@@ -128,6 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = "one set of these sources, in place of all bundled groups; repeatable"
     parser.add_argument("--group", type=_group, action="append", metavar="NAME=SOURCE,…", help=text)
     options = parser.parse_args(arguments)
+    names = [name for name, _ in options.group or ()]
+    folders = Counter([*names, *(f"cloze-{name}" for name in names if name in CLOZE_GROUPS)])
+    if twice := [name for name, count in folders.items() if count > 1]:
+        parser.error(f"--group {twice[0]}: two sets of this name; give all sources of a set in one --group")
     # Not the reports that care curate writes beside its rows.
     files = sorted(path for ending in ("", ".gz", ".xz") for path in options.source.glob(f"*.jsonl{ending}"))
     if not files:

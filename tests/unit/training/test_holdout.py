@@ -90,6 +90,17 @@ def test_a_group_that_names_no_folder_or_no_source_is_refused(
     assert "is not NAME=SOURCE,SOURCE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("groups", [("g=a", "g=b"), ("tcm=a", "cloze-tcm=b")])
+def test_two_sets_of_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], groups: tuple[str, str]
+) -> None:
+    write_lines(tmp_path / "mine.jsonl", [{"query": "q", "pos": ["d"], "source": source} for source in "ab"])
+    with pytest.raises(SystemExit):
+        holdout.main([str(tmp_path), str(tmp_path / "out"), "--group", groups[0], "--group", groups[1]])
+    assert f"--group {groups[1][:-2]}: two sets of this name; give all sources" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_group_of_an_unknown_source_and_an_out_that_is_a_file_are_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "mine.jsonl", [{"query": "q", "pos": ["d"], "source": source} for source in "ab"])
     with pytest.raises(SystemExit, match=r"^holdout: --group g: no row is of typo; there are a, b$"):
