@@ -4,8 +4,9 @@
 
 For each group of sources (without --group those of the bundled recipes), OUT/<group>/ is a retrieval set in BEIR's
 shape: some queries and their passages among others of the same sources; a `cloze` set asks one sentence for the passage
-it was cut out of. OUT/pairs.jsonl keeps every other row for training, as it was read. A document without a title asks
-nothing and is never held out. The same files and numbers always give the same split.
+it was cut out of. OUT/pairs.jsonl keeps every other row for training, as it was read. Queries are held out, not
+documents: one of a set, also of a cloze set, stays in training in the rows of other queries. A document without a title
+asks nothing and is never held out. The same files and numbers always give the same split.
 """
 
 from __future__ import annotations
