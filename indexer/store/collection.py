@@ -217,7 +217,7 @@ class Collection:
         return target
 
     def rollback_target(self, version: str | None = None) -> str:
-        """Returns the version that a rollback would serve; raises if there is none."""
+        """Returns the version that a rollback would serve; raises BadCollection if there is none."""
         if version is None and self.current() is None:
             raise BadCollection(f"{self.root} has no published version; care index publish makes one")
         target = self.previous() if version is None else version
@@ -225,6 +225,7 @@ class Collection:
             raise BadCollection("the version to roll back to is empty; name one, or leave it out for the previous one")
         if target is None:
             raise BadCollection(f"{self.root} has no version older than {self.current()} that was published; name one")
+        self.folder(target)
         return target
 
     def previous(self) -> str | None:

@@ -139,7 +139,9 @@ async def test_a_version_that_does_not_exist_is_refused(own: Built, version: str
         response = await client.post("/admin/rollback", params={"version": version})
         assert response.status_code == 409
         assert response.json()["error"]["code"] == "bad_collection"
+        assert f"has no version {version}; it has {own.versions['a']}" in response.json()["error"]["message"]
         assert await served(client) == own.versions["a"]
+        assert "care_failed_swaps_total 0.0" in (await client.get("/metrics")).text, "it is the request that is wrong"
 
 
 async def test_versions_lists_all_versions_and_marks_the_served_one(own: Built) -> None:
