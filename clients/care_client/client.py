@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Self, TypeVar, Unpack
 
 import httpx
@@ -37,7 +38,9 @@ class CareClient:
 
         `timeout_seconds` bounds the wait for a connection and for each piece of an answer, in every attempt.
         """
-        self._http = httpx.Client(base_url=url, timeout=timeout_seconds, headers=_headers(api_key, headers))
+        sent = _headers(api_key, headers)
+        with _setup_errors():
+            self._http = httpx.Client(base_url=url, timeout=timeout_seconds, headers=sent)
         self._retry = retry or Retry()
 
     def __enter__(self) -> Self:
@@ -131,7 +134,9 @@ class AsyncCareClient:
         retry: Retry | None = None,
         headers: Headers = None,
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_seconds, headers=_headers(api_key, headers))
+        sent = _headers(api_key, headers)
+        with _setup_errors():
+            self._http = httpx.AsyncClient(base_url=url, timeout=timeout_seconds, headers=sent)
         self._retry = retry or Retry()
 
     async def __aenter__(self) -> Self:
@@ -211,7 +216,23 @@ def _headers(api_key: str | None, headers: Headers) -> httpx.Headers:
 
     The line break at the end of a file of keys is removed: httpx would refuse it with an error that shows the key.
     """
+    try:
+        given = {name: value.strip() for name, value in httpx.Headers(headers).items()}
+    except (TypeError, ValueError):
+        raise CareClientError("headers: names and values must be texts of visible ASCII characters") from None
     key = (os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key).strip()
-    if not (key.isascii() and key.isprintable()):  # httpx's error would show it
-        raise CareClientError("the API key holds a character that is not visible ASCII; copy it again, on one line")
-    return httpx.Headers(({"authorization": f"Bearer {key}"} if key else {}) | dict(httpx.Headers(headers)))
+    for name, value in ({"the API key": key} | {f"header {name!r}": value for name, value in given.items()}).items():
+        if not (value.isascii() and value.isprintable()):  # httpx's error would show it
+            raise CareClientError(f"{name} holds a character that is not visible ASCII; copy it again, on one line")
+    return httpx.Headers(({"authorization": f"Bearer {key}"} if key else {}) | given)
+
+
+@contextmanager
+def _setup_errors() -> Iterator[None]:
+    try:
+        yield
+    except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
+        raise CareClientError(
+            f"{error}; check the service's address, and the proxies and certificates of the environment (HTTP_PROXY, "
+            "HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE)"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import httpx
 import pytest
@@ -210,6 +211,31 @@ def test_a_key_may_end_with_a_line_break(make: type[CareClient], scripted: Scrip
     make(scripted.url, api_key="key\n").search("发热")
     *_, headers = scripted.requests[0]
     assert headers["authorization"] == "Bearer key"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"api-key": "geheim\n2"}, {"api-key": "geheim-ü"}, {"api-key": b"geheim\x00"}, {"geheim-ü": "x"}, {"geheim": 1}],
+)
+def test_headers_that_cannot_be_sent_are_refused_and_not_shown(make: type[CareClient], headers: dict[str, Any]) -> None:
+    with pytest.raises(CareClientError, match="visible ASCII") as refused:
+        make("http://127.0.0.1:1", headers=headers)
+    assert "geheim" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("HTTP_PROXY", "ftp://proxy:1", "Unknown scheme for proxy URL"),
+        ("ALL_PROXY", "http://proxy:port", "Invalid port: 'port'"),
+    ],
+)
+def test_a_wrong_proxy_of_the_environment_is_named(
+    make: type[CareClient], monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(CareClientError, match=f"{reason}.*; check the service's address, and the proxies .*{name}"):
+        make("http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("key", ["geheim-ü", "geheim\n2", "geheim\x00"])
