@@ -21,17 +21,37 @@ export interface Options {
   fetch?: (request: Request) => Promise<Response>;
 }
 
+/** A key that cannot be sent, or an answer that is not the service's. Error answers are values, not exceptions. */
+export class CareClientError extends Error {
+  override name = "CareClientError";
+}
+
 const FIRST_WAIT_MS = 100;
 const TOTAL_WAIT_MS = 15_000;
 
 /** Makes a client: `await client.POST("/v1/search", { body: { query: "…" } })` gives `data` or `error`. */
 export function createCareClient(baseUrl: string, options: Options = {}): CareClient {
-  const { apiKey, attempts = 4, fetch: send = fetch } = options;
-  return createClient<paths>({
+  const { attempts = 4, fetch: send = fetch } = options;
+  const apiKey = options.apiKey?.trim(); // a file of one key ends with a line break
+  if (apiKey && !/^[\x20-\x7e]+$/.test(apiKey)) { // the error of fetch would show it
+    throw new CareClientError("the API key holds a character that is not visible ASCII; copy it again, on one line");
+  }
+  const client = createClient<paths>({
     baseUrl,
     headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},
     fetch: (request: Request) => sendWithRetries(request, attempts, send),
   });
+  client.use({
+    onResponse: async ({ request, response, options: { parseAs } }) => {
+      const type = response.headers.get("content-type") ?? "no content type";
+      if (!response.ok || response.status === 204 || parseAs !== "json" || /^application\/json\b/.test(type)) return;
+      await response.body?.cancel();
+      throw new CareClientError(
+        `${request.url} answered with ${type}, not JSON: another program listens there, or the call needs parseAs`,
+      );
+    },
+  });
+  return client;
 }
 
 async function sendWithRetries(

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { createCareClient } from "../dist/index.js";
+import { CareClientError, createCareClient } from "../dist/index.js";
 
 const url = process.env.CARE_URL;
 const care = createCareClient(url, { apiKey: process.env.CARE_API_KEY });
@@ -46,6 +46,34 @@ test("the key is sent, and a refusal is tried again", async () => {
   const { response } = await createCareClient(url, { attempts: 1, fetch: async () => new Response("{}", { status: 429 }) })
     .POST("/v1/search", { body: { query: "x" } });
   assert.equal(response.status, 429);
+});
+
+test("a key may end with a line break; another that no header can hold is refused and not shown", async () => {
+  let sent;
+  const fake = async (request) => {
+    sent = request.headers.get("authorization");
+    return Response.json({ results: [] });
+  };
+  await createCareClient(url, { apiKey: "k-1\n", fetch: fake }).POST("/v1/search", { body: { query: "x" } });
+  assert.equal(sent, "Bearer k-1");
+  for (const apiKey of ["secret\n2", "secret-ü", "secret\0"]) {
+    assert.throws(() => createCareClient(url, { apiKey }), (error) => {
+      assert(error instanceof CareClientError);
+      assert.match(error.message, /^the API key holds a character that is not visible ASCII/);
+      return !error.message.includes("secret");
+    });
+  }
+});
+
+test("a page in place of an answer is the client's own error", async () => {
+  const page = async () => new Response("<html>", { headers: { "content-type": "text/html" } });
+  const asked = createCareClient(url, { fetch: page }).GET("/v1/collection");
+  await assert.rejects(asked, (error) => {
+    assert(error instanceof CareClientError);
+    return /\/v1\/collection answered with text\/html, not JSON: another program listens there/.test(error.message);
+  });
+  const { data } = await care.GET("/metrics", { parseAs: "text" });
+  assert.match(data, /care_/);
 });
 
 test("a wait of hours is not waited for, and an act of an administrator is done once", async () => {
