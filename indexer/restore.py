@@ -21,7 +21,7 @@ from indexer.errors import BadBackup, BadLog, BadSnapshot
 from indexer.store.collection import Collection
 from indexer.store.files import replace_file
 from indexer.store.fresh_log import Cursor
-from indexer.store.manifest import Manifest
+from indexer.store.manifest import MANIFEST_FILE, Manifest
 from models.encoder.spec import sha256_of
 
 # A volume that was just made has it.
@@ -136,14 +136,22 @@ def _read(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
 
 
 def _check(folder: Path, versions: list[str], file: Path) -> None:
-    """Compares every file of every version with its checksum, and reads the log that each of them needs."""
+    """Compares every file of every version with its checksum, and reads the log that each of them needs.
+
+    Removes files that no manifest names: nothing says that care backup wrote them.
+    """
     collection = Collection(folder)
     if collection.versions() != versions:
         raise BadBackup(f"{file} ends before its last version; take another one")
+    place, named = folder / "versions", set[str]()
     for version in versions:
         try:
             manifest = Manifest.read(collection.folder(version))
             manifest.verify_files(collection.folder(version))
             collection.fresh_log.read(Cursor(manifest.fresh.position))
+            named |= {f"{version}/{name}" for name in (MANIFEST_FILE, *manifest.files)}
         except (BadSnapshot, BadLog) as error:
             raise BadBackup(f"{file} was altered: its version {version} is damaged; take another one") from error
+    for path in place.rglob("*"):
+        if path.is_file() and path.relative_to(place).as_posix() not in named:
+            path.unlink()

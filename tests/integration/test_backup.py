@@ -236,6 +236,26 @@ def test_damage_behind_the_versions_is_refused_and_leaves_nothing(built: Built, 
         assert not (tmp_path / "moved").exists()
 
 
+def test_files_that_no_manifest_names_are_not_restored(built: Built, tmp_path: Path) -> None:
+    file, version = tmp_path / "care.tar", built.versions["a"]
+    write_backup(Collection(built.root), file)
+    with tarfile.open(file) as tar:
+        entries = [(entry, tar.extractfile(entry)) for entry in tar.getmembers()]
+        with tarfile.open(tmp_path / "altered.tar", "w", format=tarfile.PAX_FORMAT) as altered:
+            altered.addfile(*entries[0])
+            for name in (f"{version}/correction.npy", f"{version}/lexical/more", ".hidden/more", "more"):
+                altered.addfile(tarfile.TarInfo(f"collection/versions/{name}"), io.BytesIO())
+            for entry in entries[1:]:
+                altered.addfile(*entry)
+    restore_backup(tmp_path / "altered.tar", tmp_path / "restored")
+    restored = {
+        path.relative_to(tmp_path / "restored") for path in (tmp_path / "restored").rglob("*") if path.is_file()
+    }
+    with tarfile.open(file) as tar:
+        names = {name.removeprefix("collection/") for name in tar.getnames() if name.startswith("collection/")}
+    assert {path.as_posix() for path in restored} == {name for name in names if not name.endswith(".lock")}
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
 def test_a_compressed_backup_is_restored_unless_it_is_damaged(
     built: Built, tmp_path: Path, compress: Callable[[bytes], bytes]
