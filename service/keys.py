@@ -12,6 +12,7 @@ import getpass
 import logging
 import os
 import secrets
+import stat
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ ID_CHARACTERS = 12
 SECRET_BYTES = 32
 ID = slice(len(PREFIX), len(PREFIX) + ID_CHARACTERS)
 PRIVATE, GROUP = 0o600, 0o060
+MOST_BYTES = 16 * 2**20  # tens of thousands of keys
 APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
@@ -99,6 +101,10 @@ class KeysFile(BaseModel):
     def read(cls, path: Path) -> KeysFile:
         """Raises BadKeys."""
         try:
+            facts = path.stat()
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:  # a pipe would block, a disk fill memory
+                most = f"not a regular file of at most {MOST_BYTES // 2**20} MiB"
+                raise BadKeys(f"{path} is {most}; name the one that care keys create makes")
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
             raise BadKeys(f"{path} cannot be read ({error.strerror}); care keys create makes the file") from error

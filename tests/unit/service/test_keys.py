@@ -217,6 +217,21 @@ def test_an_invalid_keys_file_is_refused_at_startup(tmp_path: Path, content: str
         KeyRing(path, None)
 
 
+def test_a_keys_file_that_blocks_or_fills_memory_is_refused(tmp_path: Path) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    large.touch()
+    os.truncate(large, 16 * 2**20 + 1)
+    for path in (pipe, large, Path("/dev/zero"), tmp_path):
+        with pytest.raises(
+            BadKeys, match=f"{path} is not a regular file of at most 16 MiB; name the one that care keys"
+        ):
+            KeyRing(path, None)
+    os.truncate(large, 16 * 2**20)
+    with pytest.raises(BadKeys, match="is not a file of keys"):
+        KeyRing(large, None)
+
+
 def test_a_file_may_hold_any_filter(path: Path) -> None:
     create(path, "a", "--scope", "search", "--filter", "tenant=1")
     known = json.loads(path.read_text())
