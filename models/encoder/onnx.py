@@ -63,8 +63,7 @@ class OnnxEncoder(TextReader):
     def encode_padded(self, ids: Ids, mask: Ids) -> Vectors:
         """Returns unit vectors (texts, dim) of ids and attention mask, both (texts, longest)."""
         feeds = {"input_ids": ids, "attention_mask": mask}
-        (vectors,) = self._session.run(["embedding"], {name: feeds[name] for name in self._inputs})
-        return np.asarray(vectors, dtype=np.float32)
+        return _run(self._session, "embedding", {name: feeds[name] for name in self._inputs}, self.spec)
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Returns unit vectors (texts, dim) of any number of texts."""
@@ -108,8 +107,7 @@ class OnnxReranker(PairReader):
 
     def score_padded(self, ids: Ids, mask: Ids) -> Scores:
         """Returns scores of pairs by their ids and attention mask, both (pairs, longest)."""
-        (scores,) = self._session.run(["score"], {"input_ids": ids, "attention_mask": mask})
-        return np.asarray(scores, dtype=np.float32)
+        return _run(self._session, "score", {"input_ids": ids, "attention_mask": mask}, self.spec)
 
     def score(self, pairs: Sequence[Tokens]) -> Scores:
         """Scores any number of pairs, in bulk batches; int8 takes each alone, as `OnnxEncoder.encode_bulk` does."""
@@ -135,6 +133,19 @@ def open_session(graph: Path, device: str, threads: int) -> ort.InferenceSession
         return ort.InferenceSession(str(graph), options, providers=[provider], disabled_optimizers=slow)
     except Exception as error:  # ONNX Runtime's own exceptions have no common class
         raise BadEncoder(f"{graph}: ONNX Runtime cannot open it; export the encoder again") from error
+
+
+def _run(
+    session: ort.InferenceSession, output: str, feeds: dict[str, Ids], spec: EncoderSpec | RerankerSpec
+) -> NDArray[np.float32]:
+    try:
+        (found,) = session.run([output], feeds)
+    except Exception as error:  # ONNX Runtime's own exceptions have no common class
+        stated = f"max_length in {spec.file} is {spec.max_length}"
+        raise BadEncoder(
+            f"the graph fails on {feeds['input_ids'].shape[1]} tokens; {stated}: restore the exported number"
+        ) from error
+    return np.asarray(found, dtype=np.float32)
 
 
 def bulk_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from indexer.errors import BadCollection, DatabaseAway
 from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder, OnnxReranker
+from models.errors import CareError
 from service.engine.device import CpuEncoder, GraphReranker, OpenServing, OpenVectors, VectorSearch, compute_batch
 from service.engine.jobs import ENGINE_FAILED, BatchTimes, Job, Outcome, SearchJob
 from service.engine.queue import Dispatcher, Entry, Limits, OnBatch
@@ -73,7 +74,9 @@ class Batcher(Dispatcher):
             self._post(self._fail, batch, error)
         except BaseException as error:
             # A panic of a Rust library (tokenizers, tantivy) is no Exception; it must not end the thread either.
-            logger.exception("a batch of %d queries failed", len(batch))
+            logger.error(
+                "a batch of %d queries failed: %s", len(batch), error, exc_info=not isinstance(error, CareError)
+            )
             self._post(self._fail, batch, error)
         else:
             self._post(self._answer, batch, outcomes, seconds)

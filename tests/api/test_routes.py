@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import httpx
 import pytest
 
+from models.encoder.spec import EncoderSpec
 from service.settings import Settings
 from tests.api.support import ENCODER, ENTRIES, Built, copy_collection, make_settings, running
 
@@ -163,3 +165,16 @@ def _dangling(schema: dict) -> list[str]:
 
     walk(schema)
     return sorted(set(found) - known)
+
+
+async def test_a_max_length_beyond_the_graph_fails_long_queries_alone(
+    built: Built, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(ENCODER, tmp_path / "encoder")
+    EncoderSpec.load(folder).model_copy(update={"max_length": 600}).save(folder)  # as somebody wrote by hand
+    async with running(make_settings(copy_collection(built, tmp_path / "c"), encoder=folder, threads=1)) as client:
+        for query, status in (("糖" * 700, 503), ("糖" * 500, 200)):
+            response = await client.post("/v1/search", json={"query": query, "mode": "dense"})
+            assert response.status_code == status
+    assert "the graph fails on 600 tokens; max_length in encoder.json is 600" in caplog.text
+    assert "Traceback" not in caplog.text

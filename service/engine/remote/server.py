@@ -326,8 +326,9 @@ class EngineServer:
             return compute_batch(batch[0].serving, [queued.request for queued in batch], len(self._lanes))
         except DatabaseAway:
             return [Response(queued.request.number, Status.DATABASE_AWAY) for queued in batch]
-        except Exception:
-            logger.exception("a batch of %d requests failed", len(batch))
+        except Exception as error:
+            unexpected = not isinstance(error, CareError)
+            logger.error("a batch of %d requests failed: %s", len(batch), error, exc_info=unexpected)
         if len(batch) == 1:
             return [Response(batch[0].request.number, Status.FAILED)]
         # One by one, so that only the request that causes the failure fails.

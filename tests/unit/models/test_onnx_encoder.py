@@ -74,6 +74,16 @@ def test_a_graph_of_another_width_is_refused(tmp_path: Path) -> None:
         OnnxEncoder.load(folder)
 
 
+def test_more_tokens_than_the_graph_has_positions_are_named(tmp_path: Path) -> None:
+    folder = shutil.copytree(BUNDLED, tmp_path / "encoder")
+    EncoderSpec.load(folder).model_copy(update={"max_length": 600}).save(folder)
+    encoder = OnnxEncoder.load(folder)
+    assert encoder.encode(["糖" * 510], Side.QUERY).shape == (1, 512)
+    message = r"fails on 600 tokens; max_length in encoder\.json is 600: restore the exported number"
+    with pytest.raises(BadEncoder, match=message):
+        encoder.encode(["糖" * 700], Side.QUERY)
+
+
 def test_the_error_for_a_folder_without_a_graph_says_how_to_get_one(tmp_path: Path) -> None:
     EncoderSpec.load(BUNDLED).save(tmp_path)
     with pytest.raises(BadEncoder, match="care export"):
