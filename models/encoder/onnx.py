@@ -141,9 +141,10 @@ def _run(
     try:
         (found,) = session.run([output], feeds)
     except Exception as error:  # ONNX Runtime's own exceptions have no common class
-        stated = f"max_length in {spec.file} is {spec.max_length}"
+        count, reason = feeds["input_ids"].shape[1], str(error).partition("\n")[0]
         raise BadEncoder(
-            f"the graph fails on {feeds['input_ids'].shape[1]} tokens; {stated}: restore the exported number"
+            f"the graph fails on {count} tokens; if max_length in {spec.file} was raised to {spec.max_length}, restore "
+            f"the exported number ({reason})"
         ) from error
     return np.asarray(found, dtype=np.float32)
 
