@@ -75,7 +75,8 @@ class Loss(Section):
     lexical_share: Share = 0.0
     """How much of the teacher's score is BM25."""
     false_negative_margin: Finite | None = None
-    """Documents that the teacher scores above the positive by more than this are not negatives."""
+    """Documents that the teacher scores above the positive by more than this are not negatives. 2, by which no cosines
+    differ, leaves out what a base recipe gives."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """dot: inner products of trained vectors as they are. What is written is searched by cosine all the same."""
     temperature: Above = 0.02
@@ -102,7 +103,7 @@ class Loss(Section):
     @property
     def needs_scores(self) -> bool:
         """Returns whether the teacher's scores of queries and documents are needed."""
-        return self.distil > 0 or self.false_negative_margin is not None
+        return self.distil > 0 or (self.false_negative_margin is not None and self.false_negative_margin < 2)
 
 
 class _Trained(Section):

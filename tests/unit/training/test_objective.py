@@ -79,6 +79,12 @@ def test_known_answers_and_documents_preferred_by_the_teacher_are_no_negatives()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
 
 
+def test_a_margin_that_no_cosines_reach_asks_for_no_teacher() -> None:
+    assert Loss(false_negative_margin=0.2).needs_scores
+    assert not Loss(false_negative_margin=2.0).needs_scores
+    assert Loss(false_negative_margin=2.0, distil=1.0).needs_scores
+
+
 def test_scores_and_embeddings_are_distilled() -> None:
     teacher, targets = vectors(4, 3, dim=6), vectors(4, 2)
     settings = Loss(info_nce=0, distil=1.0, align=1.0, temperature=0.3, teacher_temperature=0.2)
