@@ -127,6 +127,7 @@ def read_corpus(
                 document = checker.check(row)
             except _BadRow as bad:
                 rejects.add(row, str(bad))
+                log.meet_rejected(checker.id_of(row))
             else:
                 if log.decides(document.id):
                     withdrawn += 1
@@ -212,6 +213,13 @@ class _Checker:
         for name, value in document.metadata.items():
             if has_value(value):
                 self._kinds.setdefault(name, (kind_of(value), document.place))
+
+    def id_of(self, row: Row) -> str | None:
+        """Returns the id of a row that may be bad otherwise; None if the id cannot be read."""
+        try:
+            return self._id(row.columns or {})
+        except _BadRow:
+            return None
 
     def _id(self, columns: Mapping[str, object]) -> str:
         value = columns.get(self._fields.id)

@@ -25,7 +25,7 @@ WITHDRAWN_FILE = "withdrawn.json"
 
 @dataclass
 class LogChanges:
-    """The log's changes by id, up to `position`; `met` collects the ids that the corpus has too."""
+    """The log's changes by id, up to `position`; `met` collects the ids that the corpus has, or may have, too."""
 
     position: int = 0
     posted: dict[str, Posted] = field(default_factory=dict)
@@ -61,6 +61,13 @@ class LogChanges:
             return False
         self.met.add(document_id)
         return True
+
+    def meet_rejected(self, document_id: str | None) -> None:
+        """Keeps the deletion of an id whose row was rejected: the corpus has it. None may be any id.
+
+        A posted document in such a row is still in no corpus.
+        """
+        self.met |= self.deleted if document_id is None else self.deleted & {document_id}
 
     def __contains__(self, document_id: object) -> bool:
         return document_id in self.posted or document_id in self.deleted

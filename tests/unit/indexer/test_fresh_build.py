@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.collection = Collection(folder / "collection")
-        self._file = folder / "corpus.jsonl"
+        self.corpus = folder / "corpus.jsonl"
         self.log = self.collection.fresh_log
 
     def build(self, *names: str, publish: bool = True, options: BuildOptions = OPTIONS, **texts: str) -> BuildSummary:
         rows = [row(name, texts.get(name, "")) for name in names]
-        summary = build([write_lines(self._file, *rows)], FastEncoder(), self.collection, options)
+        summary = build([write_lines(self.corpus, *rows)], FastEncoder(), self.collection, options)
         if publish:
             self.collection.publish(summary.version)
         return summary
@@ -89,6 +90,27 @@ def test_a_deleted_document_stays_deleted_until_the_corpus_drops_it(place: Place
         assert list(place.texts(place.build("a", "b"))) == ["a"]
     place.build("a")
     assert list(place.texts(place.build("a", "b"))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("bad", [b'{"_id": "b", "text": 7}', b'{"_id": "b", "text": "cut sh', b'{"text": "no id"}'])
+def test_a_deleted_document_stays_deleted_while_its_row_is_set_aside(place: Place, bad: bytes) -> None:
+    place.build("a", "b")
+    place.delete("b")
+    place.build("a", "b")
+    path = write_lines(place.corpus, row("a"), bad)
+    summary = build([path], FastEncoder(), place.collection, replace(OPTIONS, skip_bad=True))
+    place.collection.publish(summary.version)
+    assert list(place.texts(place.build("a", "b"))) == ["a"]
+
+
+def test_a_posted_document_stays_while_the_corpus_has_a_bad_row_of_it(place: Place) -> None:
+    place.build("a")
+    place.post("x", "posted")
+    for _ in range(2):
+        path = write_lines(place.corpus, row("a"), b'{"_id": "x", "text": 7}')
+        summary = build([path], FastEncoder(), place.collection, replace(OPTIONS, skip_bad=True))
+        place.collection.publish(summary.version)
+        assert place.texts(summary)["x"] == "posted"
 
 
 def test_a_posted_document_can_be_deleted_after_it_was_indexed(place: Place) -> None:
@@ -169,7 +191,7 @@ def test_a_damaged_version_is_skipped(place: Place) -> None:
     place.collection.rollback(first.version)
     (first.folder / "manifest.json").write_text("{}")
     with pytest.raises(BadCorpus, match="neither"):
-        build([write_lines(place._file, {"_id": "q"})], FastEncoder(), place.collection, OPTIONS)
+        build([write_lines(place.corpus, {"_id": "q"})], FastEncoder(), place.collection, OPTIONS)
     assert set(place.texts(place.build("a"))) == {"a", "x"}
 
 
@@ -195,7 +217,7 @@ def test_an_acknowledged_document_never_stops_a_build(place: Place, caplog: pyte
     place.post("z", dose=0.5)
     for _ in range(2):  # read from the log, then from the version before
         caplog.clear()
-        summary = build([write_lines(place._file, row("a", year=2024))], FastEncoder(), place.collection, OPTIONS)
+        summary = build([write_lines(place.corpus, row("a", year=2024))], FastEncoder(), place.collection, OPTIONS)
         place.collection.publish(summary.version)
         snapshot = Snapshot.open(summary.folder)
         assert list(place.texts(summary)) == ["a", "x", "y", "z"]
