@@ -94,7 +94,8 @@ def _files_of_folder(folder: Path) -> list[Path]:
 
     # Not rglob, which skips folders that may not be read.
     found = (Path(place, name) for place, _, names in os.walk(folder, onerror=fail) for name in names)
-    files = sorted(path for path in found if path.is_file() and _suffix(path) in _READERS)
+    # A link that leads nowhere (its disk is not mounted) fails when it is read: its documents would be missing.
+    files = sorted(path for path in found if _suffix(path) in _READERS and (path.is_file() or not path.exists()))
     visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     named = [path for path in visible if path.parent == folder and path.name.split(".")[0] == "corpus"]
     if not visible:

@@ -425,6 +425,13 @@ def test_the_error_for_another_known_format_says_how_to_convert_it(
         read(tmp_path / name)
 
 
+def test_a_link_that_leads_nowhere_is_reported(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", GOOD)
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "away" / "b.jsonl")
+    with pytest.raises(BadCorpus, match=r"b\.jsonl cannot be read to its end .*No such file"):
+        read(tmp_path)
+
+
 def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "closed").mkdir(parents=True)
