@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from models.errors import CareError
@@ -60,10 +61,12 @@ class BadIndex(CareError):
 
 
 class NotWritten(CareError):
-    """A library could not write its file, as a rule because the disk is full."""
+    """A file could not be written, as a rule because the disk is full."""
 
     def __init__(self, path: Path, reason: object) -> None:
-        super().__init__(f"{path} could not be written ({reason}); free some space, then run the same command again")
+        is_closed = getattr(reason, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
+        step = "let this user write there" if is_closed else "free some space"
+        super().__init__(f"{path} could not be written ({reason}); {step}, then run the same command again")
 
 
 class NotReached(CareError):

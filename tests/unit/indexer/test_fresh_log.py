@@ -267,3 +267,8 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "fresh").write_text("")
     with pytest.raises(BadLog, match="cannot be read"):
         FreshLog(tmp_path / "fresh").read(START)
+
+
+def test_a_refused_write_names_what_helps() -> None:
+    for number, step in ((errno.EACCES, "let this user write there"), (errno.ENOSPC, "free some space")):
+        assert f"; {step}," in str(NotWritten(Path("fresh"), OSError(number, os.strerror(number))))
