@@ -94,7 +94,7 @@ class FreshLimit(CareError):
 
 
 class NotKept(CareError):
-    """Documents that could not be written to disk, and were not accepted."""
+    """A change that could not be written to disk, and was not accepted."""
 
 
 class Overloaded(CareError):

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexer.errors import BadCollection, BadSnapshot, DatabaseAway
+from indexer.errors import BadCollection, BadDisk, BadSnapshot, DatabaseAway
 from indexer.store.canaries import Canary, kept_canaries
 from indexer.store.collection import Collection
 from models.encoder.pairs import PairReader
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder, CareError, SpaceMismatch
-from service.errors import NotReady
+from service.errors import NotKept, NotReady
 from service.serving.serving import Current, Models, Serving, are_current
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Servings:
             if changed:
                 await self._swap_to(target, canaries, move_pointer=True)
             else:
-                await asyncio.to_thread(self.collection.rollback, target)
+                await self._move_pointer(target)
         self._tell_others()
         return changed
 
@@ -187,7 +187,7 @@ class Servings:
             serving = await self._prepare(version)
             await self._opening.check_canaries(serving, canaries)
             if move_pointer:
-                await asyncio.to_thread(self.collection.rollback, version)
+                await self._move_pointer(version)
             await self._put_in_service(serving)
         except Exception as error:
             reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
@@ -196,6 +196,13 @@ class Servings:
             self._metrics.failed_swap()
             logger.error("snapshot %s is refused, %s stays in service: %s", version, self.serving, reason)
             raise
+
+    async def _move_pointer(self, version: str) -> None:
+        try:
+            await asyncio.to_thread(self.collection.rollback, version)
+        except (OSError, BadDisk) as error:  # a service that only searches may have a read-only collection
+            logger.error("the pointer was not moved to %s: %s", version, error)
+            raise NotKept("the disk does not take the rollback; the service's log says why") from None
 
     def _tries_left(self, version: str | None, error: Exception | None = None) -> float:
         """Returns how many attempts a version has left, after this error."""

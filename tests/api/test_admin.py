@@ -113,6 +113,17 @@ async def test_rollback_moves_the_pointer_and_serves_the_older_version(own: Buil
         assert await served(client) == own.versions["a"]
 
 
+async def test_a_rollback_that_the_disk_refuses_says_so(own: Built) -> None:
+    Collection(own.root).publish(own.versions["b"])
+    (own.root / "LOCK.publish").unlink()
+    (own.root / "LOCK.publish").mkdir()  # root may write into a folder without permissions
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        for version in own.versions.values():  # another one, and the one that is served
+            response = await client.post("/admin/rollback", params={"version": version})
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "not_kept")
+        assert await served(client) == Collection(own.root).current() == own.versions["b"]
+
+
 async def test_a_rollback_runs_the_canaries_unless_forced(own: Built) -> None:
     Collection(own.root).publish(own.versions["b"])
     canary = {"query": "高血压吃什么药", "must": ["b-1"]}
