@@ -6,7 +6,7 @@ included, count in the loss. Prompts and answers are tokenised once, apart, as a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +18,15 @@ from models.encoder.torch_generator import TorchGenerator
 from models.errors import BadData
 from models.progress import Progress
 from models.prompts import ask_for_document
-from models.rows import Pair, read_pairs
+from models.rows import Pair, read_all
 from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
 from models.training.passes import TokenTable, autocast, chunks_of
+from models.training.rows import without
 from models.training.stages import Generate
 from models.training.tables import PairTable, shared
 from models.training.texts import Rows
-from models.training.work import Work
+from models.training.work import Work, check_shares
 
 
 class GenerateStage(Work):
@@ -36,8 +37,9 @@ class GenerateStage(Work):
     def __init__(self, store: EncoderStore, stage: Generate, files: list[Path], scratch: Path) -> None:
         ranks = store.ranks
         self._generator = generator = store.open_generator(stage.encoder)
-        table = shared(scratch, ranks, lambda: PairTable.of_pairs(chats(files, generator), folder=scratch))
-        table.check_sources("data.weights", [source for source in stage.data.weights if source != "*"])
+        left_out = stage.data.without
+        table = shared(scratch, ranks, lambda: PairTable.of_pairs(chats(files, generator, left_out), folder=scratch))
+        check_shares(table, stage.data)
         super().__init__(store, stage, table, scratch)
         self._dealer = self._deal(self._table)
         tokenizer = generator.plain_tokenizer
@@ -89,12 +91,12 @@ class GenerateStage(Work):
         return torch.where(present, ids, 0), present & (columns >= starts)
 
 
-def chats(files: Sequence[Path], generator: TorchGenerator) -> Iterator[Pair]:
-    """Yields rows as a prompt and its answers, each as the model reads and writes it."""
-    for path in files:
-        for row in Progress(f"read {path}", "rows").over(read_pairs(path)):
-            if not row.query or not row.hypothetical:
-                raise BadData(f"{path}: a row without a query or `hypothetical` documents; care curate hyde adds them")
-            answers = [text + generator.end for text in row.hypothetical]
-            asked = generator.chat(ask_for_document(row.query))
-            yield replace(row, query=asked, positives=answers, negatives=[], hypothetical=[], instruction=None)
+def chats(files: Sequence[Path], generator: TorchGenerator, left_out: Collection[str] = ()) -> Iterator[Pair]:
+    """Yields rows, but for those of some sources, as a prompt and its answers, as the model reads and writes them."""
+    names = ", ".join(map(str, files))
+    for row in without(Progress(f"read {names}", "rows").over(read_all(files)), left_out):
+        if not row.query or not row.hypothetical:
+            raise BadData(f"{names}: a row without a query or `hypothetical` documents; care curate hyde adds them")
+        answers = [text + generator.end for text in row.hypothetical]
+        asked = generator.chat(ask_for_document(row.query))
+        yield replace(row, query=asked, positives=answers, negatives=[], hypothetical=[], instruction=None)

@@ -243,6 +243,8 @@ def sizes_of(
     if not all(path.is_file() for path in files):
         return None
     rows, drawn = _sampled(files, seed)
+    share = rows / max(1, len(drawn))
+    drawn = [pair for pair in drawn if pair.source not in data.without]
     there = {"*", *(pair.source for pair in drawn)}
     halved = {source: share for source, share in data.halves.items() if source in there}
     drawn = list(sampled(drawn, {}, halved, seed))
@@ -257,7 +259,6 @@ def sizes_of(
         ]
     query = ((source, min(query_longest, count_units(text))) for source, text, _ in pairs)
     document = ((source, min(document_longest, count_units(text))) for source, _, text in pairs)
-    share = rows / max(1, len(drawn))
     sources = {source: max(1, round(n * share)) for source, n in Counter(source for source, *_ in pairs).items()}
     return Sizes(round(len(pairs) * share), _mean(query, data.weights), _mean(document, data.weights), sources)
 

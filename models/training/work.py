@@ -78,10 +78,15 @@ def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ra
         return PairTable.of_pairs(as_pairs(rows, data.crops, seed, data.crop_units), folder=folder)
 
     table = shared(folder, ranks, build)
+    check_shares(table, data)
+    if data.negatives and not len(table.negatives.values):
+        raise BadData(f"data.negatives is {data.negatives}, but no row has neg: mine some (kind mine), or set it to 0")
+    return table
+
+
+def check_shares(table: PairTable, data: Data) -> None:
+    """Refuses weights and crops of sources that have no rows."""
     for key, named in (("weights", data.weights), ("crops", data.crops)):
         # A share of 0 asks for no row, and a recipe over another may leave out a source that the other one weighs.
         asked = (source for source, share in named.items() if share and source not in {"*", *data.without})
         table.check_sources(f"data.{key}", asked)
-    if data.negatives and not len(table.negatives.values):
-        raise BadData(f"data.negatives is {data.negatives}, but no row has neg: mine some (kind mine), or set it to 0")
-    return table

@@ -210,6 +210,18 @@ def test_the_plan_counts_prompt_answer_and_head(tmp_path: Path) -> None:
     assert Recipe.load(path) == a_recipe(tmp_path)
 
 
+def test_sources_are_left_out_and_weighed(tmp_path: Path) -> None:
+    rows = str(write_rows(tmp_path / "two.jsonl", [*toy_rows(), *plain(toy_rows("other"))]))
+    data = {"files": [rows], "without": ["other"], "weights": {"toy": 1.0, "other": 2.0, "gone": 0.0}}
+    stage: Any = (recipe := a_recipe(tmp_path, data=data)).stages["write"]
+    work = GenerateStage(EncoderStore(recipe, tmp_path, ONE), stage, [Path(rows)], tmp_path / "texts")
+    assert work.steps == 6
+    recipe = a_recipe(tmp_path, data={"files": [rows], "weights": {"gone": 1.0}})
+    write_rows(tmp_path / "rows.jsonl", toy_rows())
+    with pytest.raises(BadData, match="no row is of 'gone'"):
+        a_stage(tmp_path, recipe)
+
+
 def test_incompatible_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="leaves no room"):
         a_stage(tmp_path, a_recipe(tmp_path, {"max_length": 40}))

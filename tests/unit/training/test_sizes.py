@@ -72,3 +72,11 @@ def test_rows_that_a_stage_will_make_are_estimated_from_its_input(tmp_path: Path
         extra={"stages": stages | {"first": stages["first"] | {"files": ["none.jsonl"]}, "tune": tune}}
     )
     assert sizes_of(missing, Data(files=["@mine"]), 20, 20) is None
+
+
+def test_sources_that_are_left_out_are_not_counted(tmp_path: Path, toy_recipe: Make) -> None:
+    path = str(write_rows(tmp_path / "pairs.jsonl", [SHORT] * 3 + [LONG] * SAMPLE))
+    count, query, document = sized(toy_recipe(), files=[path], without=["long"])
+    assert count == pytest.approx(3, abs=1)
+    assert (query, document) == (2, 7)
+    assert sized(toy_recipe(), files=[path], without=["long", "short"])[0] == 0
