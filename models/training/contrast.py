@@ -56,7 +56,7 @@ class ContrastStage(Work):
             self._tokens(name, side)
         if stage.query in stage.train and stage.loss.needs_targets and store.has_new_projection(stage.query):
             reader = Reader(self.encoders[stage.query], ranks, tokens=stage.tokens, precision=stage.precision)
-            targets = self._vectors[self._teacher(), self._target_side()]
+            targets = self._vectors[stage.teacher, self._target_side()]
             fit_projection(reader, self._tokens(stage.query, Side.QUERY), targets)
         self._starts = {  # with the projection as it was fitted: a new one is random before
             name: {key: value.clone() for key, value in trained_weights(encoder).items()}
@@ -128,10 +128,10 @@ class ContrastStage(Work):
             queries = with_hypothetical(queries, imagined, send(batch.owners, device))
         targets = teacher = lexical = None
         if settings.needs_targets:
-            targets = take(self._vectors[self._teacher(), self._target_side()], batch.queries, device)
+            targets = take(self._vectors[self._stage.teacher, self._target_side()], batch.queries, device)
         if settings.needs_scores:
-            own = take(self._vectors[self._teacher(), Side.QUERY], batch.queries, device)
-            teacher = own @ take(self._vectors[self._teacher(), Side.DOCUMENT], batch.documents, device).T
+            own = take(self._vectors[self._stage.teacher, Side.QUERY], batch.queries, device)
+            teacher = own @ take(self._vectors[self._stage.teacher, Side.DOCUMENT], batch.documents, device).T
         if self._lexical is not None:
             asked = self._tokens(query, Side.QUERY).padded(batch.queries)
             lexical = self._lexical.scores(asked, self._tokens(query, Side.DOCUMENT).padded(batch.documents))
@@ -146,18 +146,13 @@ class ContrastStage(Work):
             wanted.add((stage.query, Side.DOCUMENT))
         wanted = {(name, side) for name, side in wanted if name not in stage.train}
         if stage.loss.needs_targets:
-            wanted.add((self._teacher(), self._target_side()))
+            wanted.add((stage.teacher, self._target_side()))
         if stage.loss.needs_scores:
-            wanted |= {(self._teacher(), Side.QUERY), (self._teacher(), Side.DOCUMENT)}
+            wanted |= {(stage.teacher, Side.QUERY), (stage.teacher, Side.DOCUMENT)}
         return wanted | ({(self._document, Side.DOCUMENT)} if stage.data.leaf else set())
 
     def _keep(self, name: str, texts: Texts) -> Kept:
         return read_once(name, texts, self._store, self._scratch, self._stage.tokens, self._stage.precision)
-
-    def _teacher(self) -> str:
-        """Returns the name of the teacher: an encoder as it was when the stage began."""
-        teacher = self._stage.loss.teacher
-        return self._stage.query if teacher == "start" else teacher or self._document
 
     def _target_side(self) -> Side:
         """Returns how the teacher reads: a text that is its own document as a document, a query as a query."""

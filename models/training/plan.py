@@ -30,6 +30,7 @@ from models.training.stages import (
     Contrast,
     Data,
     Generate,
+    Loss,
     Mine,
     Reconstruct,
     Rerank,
@@ -145,6 +146,8 @@ def _trained_lines(recipe: Recipe, stage: TrainedStage, costs: dict[str, Cost | 
         heat = f"temperature {'learned from ' if loss.learnable else ''}{loss.temperature:g}"
         dims = ", ".join(map(str, loss.dims or [recipe.dim_of(stage.query)]))
         lines.append(f"loss {total}, {heat}, dimensions {dims}, {stage.data.negatives} hard negatives")
+        if loss.needs_targets or loss.needs_scores:
+            lines.append(f"teacher {stage.teacher}, as the stage finds it{_margin_of(loss)}")
     if isinstance(stage, Rerank):
         taught = f" + {stage.loss.distil:g} x distillation from {stage.loss.teacher}" if stage.loss.distil else ""
         lines.append(f"loss {stage.loss.cross_entropy:g} x cross-entropy{taught}, lists of {1 + stage.data.negatives}")
@@ -205,6 +208,12 @@ def _drawn(recipe: Recipe, stage: TrainedStage, sizes: Sizes | None) -> tuple[in
     batches = batches_of(rows, stage.batch, stage.epochs or 1)
     in_batch = stage.batch if weighted else (batches * np.minimum(stage.batch, rows)).sum() / batches.sum()
     return steps, steps * float(in_batch)
+
+
+def _margin_of(loss: Loss) -> str:
+    """Says what the teacher decides apart from the terms: a recipe that takes these from another keeps its margin."""
+    margin = loss.false_negative_margin
+    return "" if margin is None else f"; a document that it scores {margin:g} above the answer is not a negative"
 
 
 def _mine_lines(stage: Mine) -> list[str]:

@@ -152,6 +152,11 @@ class Contrast(_Trained):
     average: Share = 1.0
     """Weight of the trained parameters in the result; the rest is what the stage began with."""
 
+    @property
+    def teacher(self) -> str:
+        """The name of the teacher: an encoder as it was when the stage began."""
+        return self.query if self.loss.teacher == "start" else self.loss.teacher or self.document or self.query
+
 
 class Reconstruct(_Trained):
     """RetroMAE: a weak decoder rebuilds a text from its embedding."""

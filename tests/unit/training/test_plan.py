@@ -52,6 +52,17 @@ def test_the_plan_prints_table_17(size: str, capsys: pytest.CaptureFixture[str])
     assert precision in section(text, "joint")
 
 
+def test_the_plan_names_the_teacher_and_the_margin_by_which_it_drops_negatives() -> None:
+    """A recipe over care-pair that sets `distil` to 0 keeps the margin, and with it the teacher."""
+    text = plan(Recipe.load(RECIPES / "care-pair.toml", ["stages.document.loss.distil=0.0"]), tflops=100)
+    found = section(text, "document")
+    assert "distillation" not in found
+    assert "teacher document, as the stage finds it; a document that it scores 0.05 above the answer is not" in found
+    distilled = plan(Recipe.load(RECIPES / "competitors/distill.toml"), tflops=100)
+    assert "teacher document, as the stage finds it\n" in section(distilled, "align")
+    assert "teacher" not in section(plan(Recipe.load(RECIPES / "tiny.toml"), tflops=100), "tune")
+
+
 def test_the_plan_tells_encoders_that_are_trained_from_those_that_are_only_read() -> None:
     text = plan(Recipe.load(RECIPES / "bmretriever.toml"), tflops=100)
     assert re.search(r"both +data/weights/gemma-2b: 2\.51B parameters, [\d.]+M trained \(LoRA rank 16", text)
