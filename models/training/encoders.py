@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,12 @@ class EncoderStore:
 
     def replace(self, name: str, folder: Path) -> None:
         self._folders[name] = folder
+
+    def hold(self, names: Iterable[str]) -> None:
+        """Keeps copies as they are now, whatever becomes of the encoders that they copy."""
+        for name in names:
+            if self.recipe.encoders[name].copy_of is not None:
+                self.replace(name, self.folder(name))
 
     def fingerprint(self, name: str) -> str:
         """Names the function text → vector that the encoder is now."""

@@ -201,6 +201,20 @@ class Recipe(Section):
         """The models that write texts."""
         return {stage.encoder for stage in self.stages.values() if isinstance(stage, Generate)}
 
+    def read_by(self, stage: AnyStage) -> list[str]:
+        """Returns the encoders that a stage uses, with those that stand beside them."""
+        names = [*encoders_of(stage)]
+        return [*names, *(beside.encoder for name in names if (beside := self.encoders[name].beside) is not None)]
+
+    def copies_trained(self, name: str) -> bool:
+        """Returns whether an encoder copies one that a stage has trained before the copy is first used."""
+        for stage in (stage for stage in self.stages.values() if not stage.skip):
+            if name in self.read_by(stage):
+                return False
+            if self.encoders[name].copy_of in trained_by(stage):
+                return True
+        return False
+
     @property
     def last_contrast(self) -> list[Contrast]:
         """The stage whose encoders a run writes at its end, if there is one."""

@@ -65,6 +65,7 @@ def _run_stages(recipe: Recipe, folder: Path, ranks: Ranks, store: EncoderStore,
     for name, stage in recipe.stages.items():
         if stage.skip:
             continue
+        store.hold(recipe.read_by(stage))
         done = folder / name / DONE
         if not done.is_file():
             if ranks.is_first:

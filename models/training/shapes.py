@@ -60,13 +60,15 @@ def shape_of(recipe: Recipe, name: str) -> PretrainedConfig | None:
     config = recipe.encoders[name]
     origin = recipe.encoders[config.copy_of] if config.copy_of else config
     shape = fresh_config(origin.fresh) if origin.fresh else config_of(Path(str(origin.start)))
-    if shape is not None and config.layers is not None:
-        if config.layers > shape.num_hidden_layers:
-            there = f"{origin.start} has {shape.num_hidden_layers}, not {config.layers}"
-            raise BadEncoder(f"encoders.{name}.layers: {there}")
-        shape.num_hidden_layers = config.layers
+    cut = origin.layers if recipe.copies_trained(name) else None
+    for layers, what in ((cut, origin.start), (config.layers, config.copy_of or config.start)):
+        if shape is None or layers is None:
+            continue
+        if layers > shape.num_hidden_layers:
+            raise BadEncoder(f"encoders.{name}.layers: {what} has {shape.num_hidden_layers}, not {layers}")
+        shape.num_hidden_layers = layers
         if getattr(shape, "layer_types", None):
-            shape.layer_types = shape.layer_types[: config.layers]
+            shape.layer_types = shape.layer_types[:layers]
     return shape
 
 

@@ -212,6 +212,17 @@ def test_a_recipe_that_does_not_fit_is_refused_before_anything_runs(recipe: str,
         plan(Recipe.load(RECIPES / f"{recipe}.toml", [change]), tflops=1)
 
 
+def test_a_copy_has_at_most_the_layers_that_training_left(toy_recipe: Callable[..., Recipe]) -> None:
+    recipe = toy_recipe(query="document", train=["document"])
+    short = recipe.encoders["document"].model_copy(update={"layers": 1})
+    later, stage = short.model_copy(update={"start": None, "copy_of": "document", "layers": 2}), recipe.stages["tune"]
+    reads = stage.model_copy(update={"query": "later", "train": ["later"]})
+    of = {"encoders": {"document": short, "later": later}}
+    with pytest.raises(CareError, match=r"encoders\.later\.layers: document has 1, not 2"):
+        check(recipe.model_copy(update=of | {"stages": {"tune": stage, "then": reads}}))
+    check(recipe.model_copy(update=of | {"stages": {"first": reads, "tune": stage}}))
+
+
 def test_a_run_folder_is_named_after_its_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

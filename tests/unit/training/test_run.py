@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,28 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         return plain(self, step, scale)
 
     monkeypatch.setattr(ContrastStage, "gradients", interrupted)
+
+
+def test_a_copy_stays_what_it_was_when_a_stage_first_read_it(tmp_path: Path, toy_recipe: Make) -> None:
+    """Also when the run goes on later, here with the second stage."""
+    plain = toy_recipe()
+    teacher = plain.encoders["query"].model_copy(update={"start": None, "copy_of": "query"})
+    first = plain.stages["tune"].model_copy(update={"document": "teacher"})
+    recipe = plain.model_copy(
+        update={"encoders": plain.encoders | {"teacher": teacher}, "stages": {"first": first, "second": first}}
+    )
+    folders = dict(zip(("query", "teacher"), train(recipe, tmp_path / "run", ONE), strict=True))
+    start, taught, trained = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "query", folders["teacher"], folders["query"])
+    )
+    assert all(torch.equal(start[name], value) for name, value in taught.items())
+    assert not all(torch.equal(start[name], value) for name, value in trained.items())
+
+    query = tmp_path / "run" / "second" / "query"
+    (tmp_path / "run" / "second" / "done.json").unlink()
+    shutil.rmtree(query)
+    train(recipe, tmp_path / "run", ONE)
+    assert all(torch.equal(trained[name], value) for name, value in load_file(query / "model.safetensors").items())
 
 
 def test_ctrl_c_saves_and_the_same_call_reaches_the_same_weights(
