@@ -212,8 +212,9 @@ def _drawn(recipe: Recipe, stage: TrainedStage, sizes: Sizes | None) -> tuple[in
 
 def _margin_of(loss: Loss) -> str:
     """Says what the teacher decides apart from the terms: a recipe that takes these from another keeps its margin."""
-    margin = loss.false_negative_margin
-    return "" if margin is None else f"; a document that it scores {margin:g} above the answer is not a negative"
+    if not loss.drops_negatives:
+        return ""
+    return f"; a document that it scores {loss.false_negative_margin:g} above the answer is not a negative"
 
 
 def _mine_lines(stage: Mine) -> list[str]:

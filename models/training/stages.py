@@ -103,7 +103,12 @@ class Loss(Section):
     @property
     def needs_scores(self) -> bool:
         """Returns whether the teacher's scores of queries and documents are needed."""
-        return self.distil > 0 or (self.false_negative_margin is not None and self.false_negative_margin < 2)
+        return self.distil > 0 or self.drops_negatives
+
+    @property
+    def drops_negatives(self) -> bool:
+        """Returns whether the teacher decides what is a negative."""
+        return self.false_negative_margin is not None and self.false_negative_margin < 2
 
 
 class _Trained(Section):
