@@ -285,7 +285,10 @@ def _reference(source: Path, spec: EncoderSpec, sides: Sequence[Side]) -> tuple[
 @torch.inference_mode()
 def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
     """Encodes by transformers' own tokenizer and model, one text at a time, with a second pooling for the check."""
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    except Exception as error:  # a tokenizer.json of another kind than the model's class reads
+        raise _other_tokens(source) from error
     model = AutoModel.from_pretrained(source, local_files_only=True, dtype=torch.float32, config=read_config(source))
     if spec.pooling is Pooling.EOS and tokenizer.eos_token_id is None:
         raise _other_tokens(source)
@@ -302,8 +305,8 @@ def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
 
 def _other_tokens(source: Path) -> BadEncoder:
     return BadEncoder(
-        f"{source}: transformers' tokenizer for this folder has tokens that the model lacks, or no eos_token; fetch "
-        "tokenizer_config.json of the checkpoint, which names the tokenizer's class and its special tokens"
+        f"{source}: transformers' tokenizer for this folder cannot be read, has tokens that the model lacks, or no "
+        "eos_token; fetch tokenizer_config.json of the checkpoint, which names its class and its special tokens"
     )
 
 

@@ -32,7 +32,7 @@ from models.importing.router import write_router
 from models.training.adapters import add_adapters, save_adapter
 from models.training.recipe import Lora
 from tests.support.tiny_models import WIDTH, tiny_encoder, write_checkpoint
-from tests.support.toy_training import write_gguf
+from tests.support.toy_training import write_gguf, write_start
 
 TEXTS = list(CHECK_TEXTS)
 
@@ -554,3 +554,10 @@ def test_files_of_a_killed_import_are_removed_by_the_next_one(tmp_path: Path) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         import_encoder(str(plain(tmp_path / "source")), tmp_path / "out", ImportOptions(pooling=OurPooling.CLS))
     assert {path.name for path in tmp_path.iterdir()} == {"source", "out", running.name, other.name}
+
+
+def test_a_tokenizer_of_another_kind_than_the_models_class_reads_is_named(tmp_path: Path) -> None:
+    """XLM-R's class reads a unigram vocabulary; this one has words."""
+    source = write_start(tmp_path / "model", "xlm-roberta")
+    with pytest.raises(BadEncoder, match=r"cannot be read, .*; fetch tokenizer_config\.json"):
+        import_encoder(str(source), tmp_path / "out", ImportOptions(pooling=OurPooling.MEAN))
