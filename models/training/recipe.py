@@ -155,6 +155,8 @@ class Recipe(Section):
             _check_names(f"stages.{name}", stage, set(self.encoders), written)
             if isinstance(stage, Mine) and not stage.skip:
                 written.add(f"@{name}")
+            if isinstance(stage, Contrast) and stage.average < 1:
+                self._check_average(name, stage)
         for name in self.rerankers | self.generators:
             self._check_head(name)
         for name, config in self.encoders.items():
@@ -165,6 +167,11 @@ class Recipe(Section):
         if wrong := RESERVED & {*self.encoders, *self.stages}:
             raise ValueError(f"{wrong.pop()!r} is a folder of every run: choose another name")
         return self
+
+    def _check_average(self, name: str, stage: Contrast) -> None:
+        """Refuses to average an adapter: the mean of its two factors is not that of their products."""
+        if adapted := [each for each in stage.train if self.encoders[each].lora is not None]:
+            raise ValueError(f"stages.{name}.average: {adapted[0]!r} is trained by lora: leave one of the two out")
 
     def _check_beside(self, name: str, beside: Beside) -> None:
         """Refuses to train one of two joined encoders in a stage that joins them, and a second way of joining."""

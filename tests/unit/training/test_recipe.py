@@ -80,6 +80,10 @@ def test_recipes_share_a_space_only_with_the_pair_whose_documents_they_search() 
         (WHOLE + MINE + "margin = nan", "stages.mine.margin: Input should be a finite number"),
         (WHOLE.replace('start = "here"', ""), "give one of start, copy_of and fresh"),
         (WHOLE.replace('start = "here"', 'start = "here"\nbits = 8'), "bits is for the base under lora"),
+        (
+            WHOLE.replace('start = "here"', 'start = "here"\nlora = { rank = 1, alpha = 1 }') + "average = 0.5",
+            "stages.one.average: 'e' is trained by lora",
+        ),
     ],
 )
 def test_an_error_of_a_recipe_is_named(tmp_path: Path, text: str, message: str) -> None:
