@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig
 
-from models.encoder.folder import CONFIG_FILE, DEFAULT_MAX_LENGTH, check_length, read_config
+from models.encoder.folder import CONFIG_FILE, DEFAULT_MAX_LENGTH, check_length, infer_spec, read_config
 from models.encoder.gguf import gguf_config
-from models.encoder.spec import INSTRUCTION, TEMPLATE, Pooling
+from models.encoder.spec import INSTRUCTION, SPEC_FILE, TEMPLATE, Pooling
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import PROJECTION_FILE, Projection
 from models.encoder.torch_generator import require_generator
@@ -113,6 +113,8 @@ def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
     width, dim = config.projection or shape.hidden_size, recipe.part_of(name)
     if dim > width:
         raise BadEncoder(f"{where}: it has {width} dimensions, the recipe {dim}; set {where}.dim to at most {width}")
+    if config.pooling is None and (place / CONFIG_FILE).is_file() and not (place / SPEC_FILE).is_file():
+        infer_spec(place, space=recipe.space)  # raises if no file says how the checkpoint is pooled
     if config.pooling is Pooling.CLS and is_decoder(shape):
         raise BadEncoder(f"{where}.pooling: the first token of a {shape.model_type} sees no other; use eos or mean")
     longest = max(map(count_units, _prompts(config)))

@@ -212,6 +212,13 @@ def test_a_recipe_that_does_not_fit_is_refused_before_anything_runs(recipe: str,
         plan(Recipe.load(RECIPES / f"{recipe}.toml", [change]), tflops=1)
 
 
+def test_a_start_that_does_not_say_how_it_is_pooled_is_named_by_the_plan(toy_recipe: Callable[..., Recipe]) -> None:
+    recipe = toy_recipe()
+    silent = recipe.encoders["query"].model_copy(update={"pooling": None})
+    with pytest.raises(CareError, match=r"query does not say how it is pooled .*give pooling cls or mean"):
+        check(recipe.model_copy(update={"encoders": recipe.encoders | {"query": silent}}))
+
+
 def test_a_copy_has_at_most_the_layers_that_training_left(toy_recipe: Callable[..., Recipe]) -> None:
     recipe = toy_recipe(query="document", train=["document"])
     short = recipe.encoders["document"].model_copy(update={"layers": 1})
