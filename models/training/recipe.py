@@ -155,7 +155,7 @@ class Recipe(Section):
             _check_names(f"stages.{name}", stage, set(self.encoders), written)
             if isinstance(stage, Mine) and not stage.skip:
                 written.add(f"@{name}")
-            if isinstance(stage, Contrast) and stage.average < 1:
+            if isinstance(stage, Contrast) and stage.average < 1 and not stage.skip:
                 self._check_average(name, stage)
         for name in self.rerankers | self.generators:
             self._check_head(name)
